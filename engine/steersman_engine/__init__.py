@@ -1,0 +1,1 @@
+"""A torch engine with exact speculative decoding, its drafters, and adapters for other engines."""

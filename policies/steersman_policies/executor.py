@@ -1,0 +1,248 @@
+"""The inner loop: which K each segment gets in this step. Runs inside the engine, in microseconds.
+
+The order of the rules is fixed, and the first three bypass dwell:
+
+1. guard    nothing was committed for a while: K = the engine's floor
+2. pause    an operator said so: the launch setting
+3. lease    no valid lease: the fallback table (the launch setting where there is none)
+4. deficit  a segment behind its SLO uses the deficit table
+5. dwell    a K that was changed a moment ago stays
+6. explore  with a small, replayable probability one segment tries another K
+7. table    what the plan says
+
+Threads: `decide` and `committed` belong to the engine's thread; `adopt`, `renew` and `pause` may be
+called from another one. They publish by replacing one reference, so a decision sees either the old
+state or the new one, never a mixture.
+"""
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from steersman_policies.messages import Hello, Lease, PlanAck
+from steersman_policies.plan import KTable, Plan, bucket, refusal
+from steersman_policies.units import UNKNOWN_SEGMENT, Count, Name, ProposalLength
+
+BARREN_STEPS = 32
+"""After this many steps in which live requests committed nothing, the guard switches drafting off."""
+
+
+class Load(Struct, frozen=True, gc=False):
+    """How busy the engine is, taken after the batch was composed."""
+
+    step: int
+    decode_requests: Mapping[str, int]
+    """Live decode requests by segment."""
+    mean_context_tokens: float
+    prefill_tokens: int
+    waiting: int
+    deficit: Mapping[str, int] = {}
+    """Requests behind their SLO by segment."""
+
+
+class Decision(Struct, frozen=True, gc=False):
+    """K by segment, for every segment in the load."""
+
+    proposal_length: dict[str, int]
+    plan_id: int
+    reason: str
+    switched: bool
+    """Some segment's K differs from its K in the step before."""
+    explored: bool = False
+    probability: float = 1.0
+    """P(this decision | load, plan)."""
+    would_be: dict[str, int] = {}
+    """In shadow mode: what steering would have chosen."""
+
+
+class Fallback(Struct, frozen=True):
+    """The table an engine keeps for the time without a lease; also what it writes to disk."""
+
+    fingerprint: Name
+    batch_edges: tuple[Count, ...]
+    proposal_length: tuple[ProposalLength, ...]
+
+    def at(self, batch: int) -> int:
+        """K for this many live decode requests."""
+        return self.proposal_length[bucket(self.batch_edges, batch)]
+
+
+class _Held(Struct, gc=False):
+    """The K a segment has now and since when."""
+
+    k: int
+    since_step: int
+    since_s: float
+
+
+class Executor:
+    """Follows a plan under a lease. Never raises for anything the sidecar sent."""
+
+    def __init__(self, hello: Hello, fingerprint: str, fallback: Fallback | None = None) -> None:
+        self.hello = hello
+        self.fingerprint = fingerprint
+        self.fallback = fallback
+        self.plan: Plan | None = None
+        self.paused = False
+        self._lease: tuple[int, float] = (0, 0.0)
+        self._barren_steps = 0
+        self._held: dict[str, _Held] = {}
+
+    def adopt(self, plan: Plan) -> PlanAck:
+        """Put a plan in force, or refuse it and keep the last good one. It still needs a lease."""
+        reason = refusal(plan, self.hello, self.fingerprint)
+        if reason is None and self.plan is not None and plan.plan_id < self.plan.plan_id:
+            reason = f"plan_id: {plan.plan_id} is older than {self.plan.plan_id}"
+        if reason is not None:
+            return PlanAck(plan_id=plan.plan_id, applied=False, reason=reason[:256])
+        if plan.mode == "steer":
+            self.fallback = Fallback(self.fingerprint, plan.batch_edges, plan.fallback)
+        self.plan = plan
+        return PlanAck(plan_id=plan.plan_id, applied=True)
+
+    def forget(self) -> None:
+        """Drop the plan and its lease: a new sidecar counts its plans from the start."""
+        self._lease = (0, 0.0)
+        self.plan = None
+
+    def renew(self, lease: Lease, now_s: float) -> bool:
+        """Extend the permission from `now_s`, the local moment of arrival; False for another plan."""
+        plan = self.plan
+        if plan is None or lease.plan_id != plan.plan_id:
+            return False
+        self._lease = (lease.plan_id, now_s + lease.lease_s)
+        return True
+
+    def lease_left_s(self, now_s: float) -> float:
+        """Seconds for which the plan may still be followed."""
+        return max(0.0, self._lease[1] - now_s)
+
+    def committed(self, tokens: int, decode_requests: int) -> None:
+        """Tell the guard what the step brought."""
+        if tokens > 0:
+            self._barren_steps = 0
+        elif decode_requests > 0:
+            self._barren_steps += 1
+
+    def decide(self, load: Load, now_s: float) -> Decision:
+        """K by segment for the drafts made in this step."""
+        plan = self.plan
+        if self._barren_steps >= BARREN_STEPS:
+            return self._uniform(load, self.hello.k_floor, 0, "guard", now_s)
+        if self.paused:
+            return self._uniform(load, self.hello.launch_k, 0, "pause", now_s)
+        if plan is None or now_s >= self._lease[1]:
+            return self._without_lease(load, plan, now_s)
+        if plan.mode == "shadow":
+            return self._shadow(load, plan, now_s)
+        return self._steer(load, plan, now_s)
+
+    def _without_lease(self, load: Load, plan: Plan | None, now_s: float) -> Decision:
+        # A sidecar in shadow touches nothing, and so does one that died in shadow.
+        in_shadow = plan is not None and plan.mode == "shadow"
+        if self.fallback is None or in_shadow:
+            return self._uniform(load, self.hello.launch_k, 0, "launch", now_s)
+        batch = sum(load.decode_requests.values())
+        return self._uniform(load, self.fallback.at(batch), 0, "lease", now_s)
+
+    def _uniform(self, load: Load, k: int, plan_id: int, reason: str, now_s: float) -> Decision:
+        lengths = dict.fromkeys(load.decode_requests, k)
+        switched = self._hold(lengths, load.step, now_s)
+        return Decision(lengths, plan_id, reason, switched)
+
+    def _shadow(self, load: Load, plan: Plan, now_s: float) -> Decision:
+        would_be, _ = table_lookup(plan, load)
+        lengths = dict.fromkeys(load.decode_requests, self.hello.launch_k)
+        switched = self._hold(lengths, load.step, now_s)
+        return Decision(lengths, plan.plan_id, "shadow", switched, would_be=would_be)
+
+    def _steer(self, load: Load, plan: Plan, now_s: float) -> Decision:
+        lengths, reason = table_lookup(plan, load)
+        if self._dwell(lengths, load.step, plan, now_s):
+            reason = "dwell"
+        switched = self._hold(lengths, load.step, now_s)
+        explore = plan.explore
+        if explore is None or explore.epsilon <= 0.0 or not lengths:
+            return Decision(lengths, plan.plan_id, reason, switched)
+        return self._explore(lengths, plan, load.step, reason, switched)
+
+    def _dwell(self, lengths: dict[str, int], step: int, plan: Plan, now_s: float) -> bool:
+        """Put back every K whose dwell has not passed; whether there was one."""
+        dwell, held_back = plan.dwell, False
+        for segment, k in lengths.items():
+            held = self._held.get(segment)
+            if held is None or held.k == k:
+                continue
+            if step - held.since_step < dwell.steps or now_s - held.since_s < dwell.seconds:
+                lengths[segment] = held.k
+                held_back = True
+        return held_back
+
+    def _hold(self, lengths: dict[str, int], step: int, now_s: float) -> bool:
+        """Remember the K of each segment; whether any changed."""
+        switched = False
+        for segment, k in lengths.items():
+            held = self._held.get(segment)
+            if held is None:
+                self._held[segment] = _Held(k, step, now_s)
+            elif held.k != k:
+                held.k, held.since_step, held.since_s = k, step, now_s
+                switched = True
+        return switched
+
+    def _explore(
+        self, lengths: dict[str, int], plan: Plan, step: int, reason: str, switched: bool
+    ) -> Decision:
+        explore = plan.explore
+        assert explore is not None
+        draw = mix(explore.seed, plan.plan_id, step)
+        choices = len(explore.k_set)
+        if (draw >> 11) * 2.0**-53 >= explore.epsilon:
+            # The draw could also have landed on the very K in force.
+            same = sum(1 for k in lengths.values() if k in explore.k_set)
+            stay = 1.0 - explore.epsilon + explore.epsilon * same / (choices * len(lengths))
+            return Decision(lengths, plan.plan_id, reason, switched, probability=stay)
+        draw = mix(draw, step, choices)
+        segment = list(lengths)[draw % len(lengths)]
+        k = explore.k_set[(draw >> 32) % choices]
+        if k == lengths[segment]:
+            return Decision(lengths, plan.plan_id, reason, switched)
+        lengths[segment] = k
+        probability = explore.epsilon / (choices * len(lengths))
+        return Decision(lengths, plan.plan_id, "explore", switched, True, probability)
+
+
+def table_lookup(plan: Plan, load: Load) -> tuple[dict[str, int], str]:
+    """K by segment as the tables say, and which kind of table spoke."""
+    batch = bucket(plan.batch_edges, sum(load.decode_requests.values()))
+    context = bucket(plan.context_edges, load.mean_context_tokens)
+    prefill = plan.prefill_proposal_length if load.prefill_tokens else {}
+    lengths: dict[str, int] = {}
+    reason = "table"
+    for segment in load.decode_requests:
+        table: KTable | None = None
+        if load.deficit.get(segment):
+            table = plan.deficit_proposal_length.get(segment)
+            if table is not None:
+                reason = "deficit"
+        if table is None:
+            table = prefill.get(segment) or plan.proposal_length.get(segment)
+        if table is None:
+            table = prefill.get(UNKNOWN_SEGMENT) or plan.proposal_length[UNKNOWN_SEGMENT]
+        lengths[segment] = table[batch][context]
+    return lengths, reason
+
+
+def mix(*words: int) -> int:
+    """A 64-bit hash of integers (splitmix64 finaliser): chance that replays.
+
+    >>> mix(1, 2, 3) == mix(1, 2, 3), mix(1, 2, 3) == mix(1, 2, 4)
+    (True, False)
+    """
+    state = 0
+    for word in words:
+        state = (state + word + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state

@@ -1,0 +1,25 @@
+"""Range-checked scalar types of the data contracts.
+
+msgspec enforces the ranges when a message is decoded, which also refuses NaN and the infinities.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+K_LIMIT = 64
+"""No engine is asked for a longer proposal than this."""
+
+MAX_SEGMENTS = 16
+"""At most this many segments are live at once, `UNKNOWN_SEGMENT` included."""
+
+UNKNOWN_SEGMENT = "unknown"
+"""Where a request goes that carries no tag and matches no rule."""
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
+Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+ProposalLength = Annotated[int, Meta(ge=0, le=K_LIMIT)]
+Name = Annotated[str, Meta(max_length=256)]
+Segment = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:/-]{1,64}$")]
+"""A workload class. A name, never prompt text: the pattern leaves no room for any."""

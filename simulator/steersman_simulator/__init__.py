@@ -1,0 +1,1 @@
+"""A serving system on a virtual clock, driven by the same controller and policies as the real one."""
