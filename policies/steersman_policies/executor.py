@@ -44,6 +44,7 @@ class Decision(Struct, frozen=True, gc=False):
     """K by segment, for every segment in the load."""
 
     proposal_length: dict[str, int]
+    """Not to be changed: the next decision may be the same object."""
     plan_id: int
     reason: str
     switched: bool
@@ -67,12 +68,12 @@ class Fallback(Struct, frozen=True):
         return self.proposal_length[bucket(self.batch_edges, batch)]
 
 
-class _Held(Struct, gc=False):
-    """The K a segment has now and since when."""
+class _Settled(Struct, frozen=True, gc=False):
+    """A look-up whose K are all in force: a step in the same place needs no other."""
 
-    k: int
-    since_step: int
-    since_s: float
+    plan: Plan
+    place: tuple[int, int, bool]
+    lengths: dict[str, int]
 
 
 class Executor:
@@ -86,7 +87,11 @@ class Executor:
         self.paused = False
         self._lease: tuple[int, float] = (0, 0.0)
         self._barren_steps = 0
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, int] = {}
+        """The K that each segment has now."""
+        self._since: dict[str, tuple[int, float]] = {}
+        """Step and seconds of its last change."""
+        self._settled: _Settled | None = None
 
     def adopt(self, plan: Plan) -> PlanAck:
         """Put a plan in force, or refuse it and keep the last good one. It still needs a lease."""
@@ -101,8 +106,14 @@ class Executor:
         return PlanAck(plan_id=plan.plan_id, applied=True)
 
     def forget(self) -> None:
-        """Drop the plan and its lease: a new sidecar counts its plans from the start."""
+        """Drop the plan and its lease: a new sidecar counts its plans from the start.
+
+        A plan in shadow takes the fallback with it, so that the launch setting stays until the new
+        sidecar says what it is here for.
+        """
         self._lease = (0, 0.0)
+        if self.plan is not None and self.plan.mode == "shadow":
+            self.fallback = None
         self.plan = None
 
     def renew(self, lease: Lease, now_s: float) -> bool:
@@ -157,13 +168,22 @@ class Executor:
         return Decision(lengths, plan.plan_id, "shadow", switched, would_be=would_be)
 
     def _steer(self, load: Load, plan: Plan, now_s: float) -> Decision:
+        place = _place(plan, load)
+        settled = self._settled
+        if (
+            settled is not None
+            and settled.plan is plan
+            and settled.place == place
+            and not load.deficit
+            and settled.lengths.keys() == load.decode_requests.keys()
+        ):
+            return self._explore(settled.lengths, plan, load.step, "table", False)
         lengths, reason = table_lookup(plan, load)
         if self._dwell(lengths, load.step, plan, now_s):
             reason = "dwell"
         switched = self._hold(lengths, load.step, now_s)
-        explore = plan.explore
-        if explore is None or explore.epsilon <= 0.0 or not lengths:
-            return Decision(lengths, plan.plan_id, reason, switched)
+        if reason == "table":
+            self._settled = _Settled(plan, place, lengths)
         return self._explore(lengths, plan, load.step, reason, switched)
 
     def _dwell(self, lengths: dict[str, int], step: int, plan: Plan, now_s: float) -> bool:
@@ -171,10 +191,11 @@ class Executor:
         dwell, held_back = plan.dwell, False
         for segment, k in lengths.items():
             held = self._held.get(segment)
-            if held is None or held.k == k:
+            if held is None or held == k:
                 continue
-            if step - held.since_step < dwell.steps or now_s - held.since_s < dwell.seconds:
-                lengths[segment] = held.k
+            since_step, since_s = self._since[segment]
+            if step - since_step < dwell.steps or now_s - since_s < dwell.seconds:
+                lengths[segment] = held
                 held_back = True
         return held_back
 
@@ -183,40 +204,53 @@ class Executor:
         switched = False
         for segment, k in lengths.items():
             held = self._held.get(segment)
-            if held is None:
-                self._held[segment] = _Held(k, step, now_s)
-            elif held.k != k:
-                held.k, held.since_step, held.since_s = k, step, now_s
-                switched = True
+            if held != k:
+                switched = switched or held is not None
+                self._held[segment] = k
+                self._since[segment] = (step, now_s)
+                self._settled = None
         return switched
 
     def _explore(
         self, lengths: dict[str, int], plan: Plan, step: int, reason: str, switched: bool
     ) -> Decision:
+        """Perhaps try another K on one segment, each as likely, and each of its other K as likely."""
         explore = plan.explore
-        assert explore is not None
-        draw = mix(explore.seed, plan.plan_id, step)
-        choices = len(explore.k_set)
-        if (draw >> 11) * 2.0**-53 >= explore.epsilon:
-            # The draw could also have landed on the very K in force.
-            same = sum(1 for k in lengths.values() if k in explore.k_set)
-            stay = 1.0 - explore.epsilon + explore.epsilon * same / (choices * len(lengths))
-            return Decision(lengths, plan.plan_id, reason, switched, probability=stay)
-        draw = mix(draw, step, choices)
-        segment = list(lengths)[draw % len(lengths)]
-        k = explore.k_set[(draw >> 32) % choices]
-        if k == lengths[segment]:
+        if explore is None or explore.epsilon <= 0.0 or not lengths:
             return Decision(lengths, plan.plan_id, reason, switched)
-        lengths[segment] = k
-        probability = explore.epsilon / (choices * len(lengths))
-        return Decision(lengths, plan.plan_id, "explore", switched, True, probability)
+        draw = mix(explore.seed, plan.plan_id, step)
+        if (draw >> 11) * 2.0**-53 < explore.epsilon:
+            draw = mix(draw, step)
+            segment = list(lengths)[draw % len(lengths)]
+            others = [k for k in explore.k_set if k != lengths[segment]]
+            if others:
+                k = others[(draw >> 32) % len(others)]
+                probability = explore.epsilon / len(lengths) * others.count(k) / len(others)
+                tried = {**lengths, segment: k}
+                return Decision(tried, plan.plan_id, "explore", switched, True, probability)
+        stay = 1.0 - explore.epsilon * _movable_fraction(lengths, explore.k_set)
+        return Decision(lengths, plan.plan_id, reason, switched, probability=stay)
+
+
+def _movable_fraction(lengths: Mapping[str, int], k_set: tuple[int, ...]) -> float:
+    """Share of the segments for which `k_set` holds another K than the one in force."""
+    only = k_set[0]
+    if k_set.count(only) < len(k_set):
+        return 1.0
+    return sum(k != only for k in lengths.values()) / len(lengths)
+
+
+def _place(plan: Plan, load: Load) -> tuple[int, int, bool]:
+    """Batch bucket, context bucket, and whether the step carries prefill: which cell speaks."""
+    batch = bucket(plan.batch_edges, sum(load.decode_requests.values()))
+    return batch, bucket(plan.context_edges, load.mean_context_tokens), load.prefill_tokens > 0
 
 
 def table_lookup(plan: Plan, load: Load) -> tuple[dict[str, int], str]:
     """K by segment as the tables say, and which kind of table spoke."""
-    batch = bucket(plan.batch_edges, sum(load.decode_requests.values()))
-    context = bucket(plan.context_edges, load.mean_context_tokens)
-    prefill = plan.prefill_proposal_length if load.prefill_tokens else {}
+    batch, context, has_prefill = _place(plan, load)
+    tables, unknown = plan.proposal_length, plan.proposal_length[UNKNOWN_SEGMENT]
+    prefill = plan.prefill_proposal_length if has_prefill else {}
     lengths: dict[str, int] = {}
     reason = "table"
     for segment in load.decode_requests:
@@ -226,9 +260,9 @@ def table_lookup(plan: Plan, load: Load) -> tuple[dict[str, int], str]:
             if table is not None:
                 reason = "deficit"
         if table is None:
-            table = prefill.get(segment) or plan.proposal_length.get(segment)
+            table = prefill.get(segment) or tables.get(segment)
         if table is None:
-            table = prefill.get(UNKNOWN_SEGMENT) or plan.proposal_length[UNKNOWN_SEGMENT]
+            table = prefill.get(UNKNOWN_SEGMENT) or unknown
         lengths[segment] = table[batch][context]
     return lengths, reason
 

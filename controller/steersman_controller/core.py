@@ -1,0 +1,264 @@
+"""One controller for one engine: what it tells goes in, plans come out.
+
+No clock, no thread, no socket and no chance of its own in here: time is an argument, and what looks
+like chance is a hash of the seed and a count. The sidecar and the simulator run this same object.
+"""
+
+from collections import Counter
+from typing import Literal
+
+import msgspec
+
+from steersman_controller.acceptance import Acceptance
+from steersman_controller.cost import CostModel
+from steersman_controller.events import ControllerConfig
+from steersman_controller.evidence import CONTEXTS
+from steersman_controller.load import RecentLoad
+from steersman_controller.snapshot import Contents, seal, unseal
+from steersman_controller.status import Status, phase_error
+from steersman_policies import policy as policies
+from steersman_policies.codec import FromEngine
+from steersman_policies.executor import mix
+from steersman_policies.messages import Hello, PlanAck, RequestReport, StepReport
+from steersman_policies.plan import Plan, refusal
+from steersman_policies.policy import Memory, Planner
+from steersman_policies.view import SegmentBelief, View
+
+CLOCK_GRAIN_S = 1e-6
+"""Two clock readings that differ by one interval may fall short of it by rounding."""
+
+
+class Controller:
+    """Learns in every mode; plans at most every `config.plan_interval_s`."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        fingerprint: str,
+        policy: Planner,
+        config: ControllerConfig,
+        *,
+        policy_name: str = "",
+        after_plan_id: int = 0,
+    ) -> None:
+        self.hello = hello
+        self.fingerprint = fingerprint
+        self.config = config
+        self.mode: Literal["shadow", "steer"] = config.mode
+        self.policy = policy
+        self.policy_name = policy_name or type(policy).__module__.rpartition(".")[2]
+        self.memory: Memory = {}
+        self.plan_in_force: Plan | None = None
+        """The newest plan; the engine may not have acknowledged it yet."""
+        self.acks: dict[int, PlanAck] = {}
+        """Last answer of the engine, by plan id; only the newest few are kept."""
+        self.leased_plan_id: int | None = None
+        """The last plan that the engine put in force: the one to lease."""
+        self.counters: Counter[str] = Counter()
+        self.cost = CostModel(hello)
+        self.acceptance = Acceptance(hello.k_max)
+        self.load = RecentLoad()
+        self.last_report: StepReport | None = None
+        self.last_plan_id = after_plan_id
+        self._plans = 0
+        self._planned_at_s: float | None = None
+        self._heard_at_s: float | None = None
+        self._reissue = False
+
+    def observe(self, record: FromEngine, now_s: float) -> None:
+        """Learn from a record of the engine. Contradictory groups are counted and ignored."""
+        self._heard_at_s = now_s
+        match record:
+            case StepReport():
+                self._observe_step(record)
+            case PlanAck():
+                self._observe_ack(record)
+            case RequestReport():
+                self.counters["requests"] += 1
+            case Hello():
+                self.hello = record
+
+    def due(self, now_s: float) -> bool:
+        """Whether it is time to plan: `plan` changes nothing before."""
+        planned_at_s = self._planned_at_s
+        return planned_at_s is None or now_s - planned_at_s >= self.config.plan_interval_s - CLOCK_GRAIN_S
+
+    def plan(self, now_s: float) -> Plan | None:
+        """The next plan; None when none is due or the plan in force says the same."""
+        if not self.due(now_s):
+            return None
+        self._planned_at_s = now_s
+        self._plans += 1
+        asked = self._ask(now_s)
+        if asked is None:
+            return None
+        plan, self.memory = asked
+        old = self.plan_in_force
+        if old is not None and not self._reissue and _same(plan, old):
+            return None
+        self._reissue = False
+        self.last_plan_id = plan.plan_id
+        self.plan_in_force = plan
+        self.counters["plans"] += 1
+        return plan
+
+    def set_policy(self, policy: Planner, name: str) -> None:
+        """Plan with another policy from the next `plan` on, which is due at once."""
+        self.policy, self.policy_name = policy, name
+        self.memory = {}
+        self._planned_at_s = None
+
+    def set_mode(self, mode: Literal["shadow", "steer"]) -> None:
+        """Only watch, or act, from the next `plan` on, which is due at once."""
+        self.mode = mode
+        self._planned_at_s = None
+
+    def restarted(self) -> None:
+        """The same engine booted again: what was learned stays, its clock and its plan are gone."""
+        self.load.restarted()
+        self.acks.clear()
+        self.leased_plan_id = None
+        self.last_report = None
+        self.counters["restarts"] += 1
+
+    def view(self, now_s: float) -> View:
+        """What a planner may know now."""
+        prefill_tokens = self.load.state.prefill_tokens
+        return View(
+            now_s=now_s,
+            hello=self.hello,
+            fingerprint=self.fingerprint,
+            mode=self.mode,
+            next_plan_id=self.last_plan_id + 1,
+            seed=self.config.seed,
+            cost=self.cost.compile(prefill_tokens),
+            segments=self.segments(),
+            mean_context_tokens=self.load.mean_context_tokens,
+            prefill_tokens=prefill_tokens,
+            batch_edges=batch_edges(self.hello.max_batch),
+            context_edges=self.config.context_edges,
+            previous=self.plan_in_force,
+            segmenter=self.config.segmenter,
+            slo=self.config.slo,
+        )
+
+    def segments(self) -> tuple[SegmentBelief, ...]:
+        """Belief about each known segment, `unknown` included, by name."""
+        return self.acceptance.beliefs(self.load.shares(), self.load.contexts())
+
+    def status(self, now_s: float) -> Status:
+        """What to show."""
+        return Status(
+            mode=self.mode,
+            policy=self.policy_name,
+            policy_version=self.policy.version,
+            params=msgspec.to_builtins(self.policy),
+            fingerprint=self.fingerprint,
+            plan=self.plan_in_force,
+            leased_plan_id=self.leased_plan_id,
+            last_ack=next(reversed(self.acks.values()), None),
+            errors={phase: phase_error(error) for phase, error in self.cost.errors.items()},
+            first_after_switch_s=self.cost.first_after_switch_s,
+            segments=self.segments(),
+            mean_requests=self.load.mean_requests,
+            mean_context_tokens=self.load.mean_context_tokens,
+            silent_s=None if self._heard_at_s is None else now_s - self._heard_at_s,
+            counters=dict(self.counters),
+        )
+
+    def snapshot(self) -> bytes:
+        """Everything learned, as bytes that `restore` checks. Equal controllers, equal bytes."""
+        contents = Contents(
+            hello=self.hello,
+            mode=self.mode,
+            policy=self.policy_name,
+            params=msgspec.to_builtins(self.policy),
+            memory=dict(self.memory),
+            plan=self.plan_in_force,
+            plan_id=self.last_plan_id,
+            plans=self._plans,
+            cost=self.cost.state(),
+            acceptance=self.acceptance.evidence,
+            load=self.load.state,
+            counters=dict(self.counters),
+        )
+        return seal(contents, self.fingerprint)
+
+    def restore(self, snapshot: bytes) -> None:
+        """Continue where a snapshot was taken; the next plan is due at once and is issued anew.
+
+        A pause survives; but a controller configured for shadow never inherits steering. Raises
+        ValueError in one line, before anything changes, where the snapshot is damaged, of another
+        engine, or names a policy that is not installed.
+        """
+        contents = unseal(snapshot, self.fingerprint)
+        policy = policies.load(contents.policy, contents.params)
+        if contents.hello.k_max != self.hello.k_max:
+            raise ValueError(f"snapshot: k_max {contents.hello.k_max}, this engine has {self.hello.k_max}")
+        self.cost.restore(contents.cost)
+        self.policy, self.policy_name, self.memory = policy, contents.policy, contents.memory
+        self.mode = contents.mode if self.config.mode == "steer" else "shadow"
+        self.plan_in_force = contents.plan
+        self.last_plan_id, self._plans = max(contents.plan_id, self.last_plan_id), contents.plans
+        self.acceptance.evidence = contents.acceptance
+        self.load.state = contents.load
+        self.counters = Counter(contents.counters)
+        self._planned_at_s = None
+        self._reissue = True
+
+    def _ask(self, now_s: float) -> tuple[Plan, Memory] | None:
+        """What the planner says; None, counted, where an installed policy of others fails."""
+        chance = min(mix(self.config.seed, self._plans) * 2.0**-64, 1.0 - 2.0**-53)
+        view = self.view(now_s)
+        try:
+            plan, memory = self.policy.plan(view, self.memory, chance)
+            reason = refusal(plan, self.hello, self.fingerprint)
+        except Exception:  # whatever it is, the plan in force stays
+            self.counters["planner_errors"] += 1
+            return None
+        if reason is not None or plan.plan_id != view.next_plan_id:
+            self.counters["plans_unfit"] += 1
+            return None
+        return plan, memory
+
+    def _observe_step(self, report: StepReport) -> None:
+        self.counters["reports"] += 1
+        self.last_report = report
+        self.load.advance(report)
+        trains, busy_s, step = report.trains, report.busy_s, self.load.state.steps
+        for group in report.groups:
+            name, leaver = self.load.admit(group.segment)
+            if leaver is not None:
+                self.acceptance.drop(leaver)
+            self.load.add(name, min(group.context_bucket, CONTEXTS - 1), group.requests, busy_s)
+            if trains and not self.acceptance.observe(name, group, step):
+                self.counters["groups_refused"] += 1
+        self.cost.observe(report)
+
+    def _observe_ack(self, ack: PlanAck) -> None:
+        self.counters["acks" if ack.applied else "nacks"] += 1
+        self.acks.pop(ack.plan_id, None)
+        self.acks[ack.plan_id] = ack
+        while len(self.acks) > 16:
+            del self.acks[next(iter(self.acks))]
+        if ack.applied:
+            self.leased_plan_id = ack.plan_id
+        elif self.plan_in_force is not None and ack.plan_id == self.plan_in_force.plan_id:
+            self._reissue = True
+
+
+def batch_edges(max_batch: int) -> tuple[int, ...]:
+    """Right ends of the batch buckets of a plan, finer where batches are small.
+
+    >>> batch_edges(16), batch_edges(1)
+    ((1, 2, 3, 4, 6, 8, 12), ())
+    """
+    edges, power = [1, 2], 2
+    while edges[-1] < max_batch:
+        edges += [power + power // 2, power * 2]
+        power *= 2
+    return tuple(edge for edge in edges if edge < max_batch)
+
+
+def _same(plan: Plan, other: Plan) -> bool:
+    return msgspec.structs.replace(plan, plan_id=other.plan_id) == other

@@ -1,0 +1,190 @@
+"""All controllers of a sidecar, changed by events and by nothing else."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from steersman_controller.core import Controller
+from steersman_controller.events import Event, ModeSet, PolicySet, Received, Restored, Started, Ticked
+from steersman_policies import policy as policies
+from steersman_policies.codec import fingerprint_digest
+from steersman_policies.messages import Hello
+from steersman_policies.plan import Plan
+
+PAST_EPOCHS = 64
+"""Boots of an engine that are remembered, so that their late frames are known to be old."""
+
+
+class Stream(Struct):
+    """Where the frames of one engine stand."""
+
+    epoch: int = -1
+    sequence: int = -1
+    past_epochs: dict[int, int] = {}
+    """Last sequence number of each earlier boot."""
+    frames: int = 0
+    lost: int = 0
+    """Missing sequence numbers."""
+    duplicate: int = 0
+    """Repeated or late ones, not applied."""
+    old_epoch: int = 0
+    dropped_by_engine: int = 0
+    """What the engine could not send, by its own count; starts anew with each boot."""
+
+
+class Fleet:
+    """Controllers by engine id. Raises ValueError where the policy of `started` is none."""
+
+    def __init__(self, started: Started) -> None:
+        self.started = started
+        self.controllers: dict[str, Controller] = {}
+        self.streams: dict[str, Stream] = {}
+        self.before_hello = 0
+        """Records that came before their engine's first hello of a boot: not applied."""
+        policies.load(started.policy, started.params)
+        self._policy: tuple[str, Mapping[str, Any]] = (started.policy, started.params)
+        self._mode = started.config.mode
+        self._just_ticked: Ticked | None = None
+
+    def apply(self, event: Event) -> Plan | None:
+        """Change what the event changes; the plan that has to be sent because of it, if any.
+
+        Raises ValueError, with nothing changed, where an operator asks for what does not exist.
+        """
+        match event:
+            case Received():
+                return self._received(event)
+            case Ticked():
+                return self._ticked(event)
+            case PolicySet():
+                self._set_policy(event)
+            case ModeSet():
+                self._set_mode(event)
+            case Restored():
+                self._one(event.engine_id).restore(event.snapshot)
+            case Started():
+                raise ValueError("recording: a sidecar starts once, found a second start")
+        return None
+
+    def tick(self, engine_id: str, now_s: float) -> Ticked:
+        """Ask a controller for a plan: the event to journal, already applied.
+
+        Applying that very object once more does nothing and returns its plan.
+        """
+        controller = self.controllers.get(engine_id)
+        plan = controller.plan(now_s) if controller is not None else None
+        self._just_ticked = Ticked(at_s=now_s, engine_id=engine_id, plan=plan)
+        return self._just_ticked
+
+    def _ticked(self, event: Ticked) -> Plan | None:
+        if event is self._just_ticked:
+            self._just_ticked = None
+            return event.plan
+        return self.tick(event.engine_id, event.at_s).plan
+
+    def _received(self, event: Received) -> Plan | None:
+        stream = self.streams.get(event.engine_id)
+        record = event.record
+        if stream is None or event.epoch != stream.epoch:
+            if stream is not None and event.epoch in stream.past_epochs and not _revives(stream, event):
+                stream.old_epoch += 1
+                return None
+            if not isinstance(record, Hello):
+                self.before_hello += 1
+                return None
+            stream = self._boot(event.engine_id, event.epoch)
+        if not _advance(stream, event):
+            return None
+        if isinstance(record, Hello):
+            return self._hello(event.engine_id, record, event.at_s)
+        self.controllers[event.engine_id].observe(record, event.at_s)
+        return None
+
+    def _boot(self, engine_id: str, epoch: int) -> Stream:
+        """A new boot of an engine begins."""
+        stream = self.streams.setdefault(engine_id, Stream())
+        if stream.epoch >= 0:
+            stream.past_epochs[stream.epoch] = stream.sequence
+            while len(stream.past_epochs) > PAST_EPOCHS:
+                del stream.past_epochs[next(iter(stream.past_epochs))]
+            self.controllers[engine_id].restarted()
+        stream.epoch, stream.sequence = epoch, stream.past_epochs.pop(epoch, -1)
+        return stream
+
+    def _hello(self, engine_id: str, hello: Hello, at_s: float) -> Plan | None:
+        """The plan that the engine does not have yet, if there is one."""
+        fingerprint = fingerprint_digest(hello.fingerprint)
+        controller = self.controllers.get(engine_id)
+        if controller is None or not _fits(controller, hello, fingerprint):
+            controller = self._replace(engine_id, hello, fingerprint)
+        controller.observe(hello, at_s)
+        plan = controller.plan_in_force
+        return plan if plan is not None and plan.plan_id not in controller.acks else None
+
+    def _replace(self, engine_id: str, hello: Hello, fingerprint: str) -> Controller:
+        """A controller that knows nothing; an operator's choices for this engine stay."""
+        old = self.controllers.get(engine_id)
+        name, params = self._policy
+        planner = policies.load(name, params) if old is None else old.policy
+        controller = Controller(
+            hello,
+            fingerprint,
+            planner,
+            self.started.config,
+            policy_name=name if old is None else old.policy_name,
+            after_plan_id=0 if old is None else old.last_plan_id,
+        )
+        controller.mode = self._mode if old is None else old.mode
+        self.controllers[engine_id] = controller
+        return controller
+
+    def _set_policy(self, event: PolicySet) -> None:
+        planner = policies.load(event.policy, event.params)
+        for controller in self._chosen(event.engine_id):
+            controller.set_policy(planner, event.policy)
+        if not event.engine_id:
+            self._policy = (event.policy, event.params)
+
+    def _set_mode(self, event: ModeSet) -> None:
+        for controller in self._chosen(event.engine_id):
+            controller.set_mode(event.mode)
+        if not event.engine_id:
+            self._mode = event.mode
+
+    def _chosen(self, engine_id: str) -> list[Controller]:
+        return [self._one(engine_id)] if engine_id else list(self.controllers.values())
+
+    def _one(self, engine_id: str) -> Controller:
+        if engine_id not in self.controllers:
+            known = ", ".join(sorted(self.controllers)) or "none"
+            hint = policies.did_you_mean(engine_id, self.controllers)
+            raise ValueError(f"engine: no {engine_id!r}{hint}; connected: {known}")
+        return self.controllers[engine_id]
+
+
+def _revives(stream: Stream, event: Received) -> bool:
+    """Whether a boot taken for a past one proves to be alive: it says hello after its last frame.
+
+    Otherwise one hello under a false epoch would shut the engine out until it restarts.
+    """
+    return isinstance(event.record, Hello) and event.sequence > stream.past_epochs[event.epoch]
+
+
+def _advance(stream: Stream, event: Received) -> bool:
+    """Count a frame; whether it is the next one or a later one."""
+    if event.sequence <= stream.sequence:
+        stream.duplicate += 1
+        return False
+    if stream.sequence >= 0:
+        stream.lost += event.sequence - stream.sequence - 1
+    stream.sequence = event.sequence
+    stream.frames += 1
+    stream.dropped_by_engine = event.dropped
+    return True
+
+
+def _fits(controller: Controller, hello: Hello, fingerprint: str) -> bool:
+    """Whether what the controller has learned is about this engine."""
+    sizes = (controller.hello.k_max, controller.hello.max_batch)
+    return controller.fingerprint == fingerprint and sizes == (hello.k_max, hello.max_batch)

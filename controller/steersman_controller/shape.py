@@ -1,0 +1,72 @@
+"""Checks the keys of a tree that a person wrote, before msgspec checks its values."""
+
+from typing import Any
+
+import msgspec
+from msgspec.inspect import DictType, Field, StructType, Type, UnionType, VarTupleType, type_info
+
+from steersman_policies.policy import did_you_mean
+
+
+def shaped(tree: Any, kind: type, where: str) -> dict[str, Any]:
+    """The tree as `msgspec.convert` takes it: records that travel as arrays may be written as maps.
+
+    Raises ValueError naming source, key, the nearest known key and all allowed ones.
+    """
+    out: dict[str, Any] = _shaped(tree, type_info(kind), where, "")
+    return out
+
+
+def _shaped(tree: Any, kind: Type, where: str, path: str) -> Any:
+    if isinstance(kind, StructType):
+        return _record(tree, kind, where, path)
+    if isinstance(kind, DictType) and isinstance(tree, dict):
+        return {key: _shaped(value, kind.value_type, where, f"{path}{key}.") for key, value in tree.items()}
+    if isinstance(kind, VarTupleType) and isinstance(tree, list):
+        return [_shaped(value, kind.item_type, where, f"{path}{n}.") for n, value in enumerate(tree)]
+    if isinstance(kind, UnionType) and isinstance(tree, dict):
+        for option in kind.types:
+            if isinstance(option, StructType):
+                return _shaped(tree, option, where, path)
+    return tree
+
+
+def _record(tree: Any, kind: StructType, where: str, path: str) -> Any:
+    fields = {field.name: field for field in kind.fields}
+    if not isinstance(tree, dict):
+        found = type(tree).__name__
+        raise ValueError(f"{where}: {path.rstrip('.') or 'the file'} must map keys to values, found {found}")
+    for key in tree:
+        if key not in fields:
+            hint = did_you_mean(str(key), fields)
+            raise ValueError(f"{where}: unknown key '{path}{key}'{hint}; allowed: {', '.join(fields)}")
+    out = {key: _shaped(value, fields[key].type, where, f"{path}{key}.") for key, value in tree.items()}
+    return _positional(out, kind, where, path) if kind.array_like else out
+
+
+def _positional(record: dict[str, Any], kind: StructType, where: str, path: str) -> list[Any]:
+    return [
+        record[field.name] if field.name in record else _default(field, where, path) for field in kind.fields
+    ]
+
+
+def _default(field: Field, where: str, path: str) -> Any:
+    if field.default is not msgspec.NODEFAULT:
+        return msgspec.to_builtins(field.default)
+    if field.default_factory is not msgspec.NODEFAULT:
+        return msgspec.to_builtins(field.default_factory())
+    raise ValueError(f"{where}: {path}{field.name} is missing")
+
+
+def plain(value: Any) -> Any:
+    """The tree that a person would write for a record; `shaped` and `msgspec.convert` reverse it.
+
+    >>> from steersman_policies.plan import Slo
+    >>> plain({"chat": Slo(ttft_s=1.0, tpot_s=0.1)})
+    {'chat': {'ttft_s': 1.0, 'tpot_s': 0.1, 'quantile': 0.95}}
+    """
+    if isinstance(value, msgspec.Struct):
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value

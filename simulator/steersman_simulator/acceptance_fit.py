@@ -1,0 +1,220 @@
+"""The acceptance truth behind recorded steps and requests."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from math import sqrt
+from typing import TypeAlias
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from steersman_policies.messages import Group, RequestReport, StepReport
+from steersman_policies.units import UNKNOWN_SEGMENT
+from steersman_simulator.acceptance import AcceptanceTruth, SegmentTruth, shifted, still_covered
+
+_MIN_DRAFTED = 8
+"""A request with fewer draft tokens says nothing about its own acceptance."""
+
+_PRIOR_DRAFTS = 5.0
+"""How many drafts the acceptance over all positions counts for at each of them."""
+
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
+_MASS = _WEIGHTS / _WEIGHTS.sum()
+_Nodes: TypeAlias = NDArray[np.float64]
+
+
+class _Counts(Struct):
+    """What the groups of one segment add up to."""
+
+    outcomes: Counter[tuple[int, int]]
+    """Requests by (drafted, accepted)."""
+    more_possible: Counter[tuple[int, bool]]
+    """Drafts by (length, whether K allowed a longer one)."""
+    asked: list[tuple[int, int, int]]
+    """(step, requests asked that could have had a draft, requests that had one)."""
+
+
+def fit_acceptance(steps: Iterable[StepReport], requests: Sequence[RequestReport]) -> AcceptanceTruth:
+    """Every segment that drafted, and `unknown` as the mixture of all where it did not.
+
+    Raises ValueError where nothing was drafted: then nothing is known about acceptance.
+    """
+    counts: dict[str, _Counts] = {}
+    pooled = _empty()
+    for step in steps:
+        for group in step.groups if step.trains else ():
+            if group.commanded_k:
+                _count(counts.setdefault(group.segment, _empty()), step.step, group)
+                _count(pooled, step.step, group)
+    if not pooled.outcomes:
+        raise ValueError("trace: no drafts in the fitted windows, so position acceptance is unknown")
+    unknown = _fit(pooled, requests)
+    # A segment that was asked but never drafted is a segment without coverage.
+    fitted = {
+        segment: _fit(found, [r for r in requests if r.segment == segment])
+        if found.outcomes
+        else SegmentTruth(0.0, 0.0, (1.0,), unknown.acceptance)
+        for segment, found in sorted(counts.items())
+    }
+    return AcceptanceTruth({UNKNOWN_SEGMENT: unknown} | fitted)
+
+
+def _empty() -> _Counts:
+    return _Counts(Counter(), Counter(), [])
+
+
+def _count(counts: _Counts, step: int, group: Group) -> None:
+    for drafted, accepted, number in group.outcomes:
+        if drafted:
+            counts.outcomes[drafted, accepted] += number
+            counts.more_possible[drafted, drafted < group.commanded_k] += number
+    asked = group.requests_drafted + group.not_drafted.get("no_match", 0)
+    last = counts.asked[-1] if counts.asked else (-1, 0, 0)
+    if last[0] == step:
+        counts.asked[-1] = (step, last[1] + asked, last[2] + group.requests_drafted)
+    elif asked:
+        counts.asked.append((step, asked, group.requests_drafted))
+
+
+def _fit(counts: _Counts, requests: Sequence[RequestReport]) -> SegmentTruth:
+    coverage = sum(covered for _, _, covered in counts.asked) / sum(asked for _, asked, _ in counts.asked)
+    marginal = _position_acceptance(counts.outcomes)
+    offered = _offered_share(counts.more_possible)
+    persistence = _persistence(counts.asked, coverage)
+    effect_sd = _effect_sd(counts.outcomes, marginal, requests)
+    by_position = _per_token(coverage, persistence, counts.outcomes)
+    return SegmentTruth(
+        coverage=by_position[0],
+        persistence=by_position[1],
+        offered_share=offered,
+        acceptance=_conditional(marginal, offered, coverage, effect_sd),
+        effect_sd=effect_sd,
+    )
+
+
+def _position_acceptance(outcomes: Counter[tuple[int, int]]) -> tuple[float, ...]:
+    """accepted / reached by position, drawn to that of all positions where few drafts got that far.
+
+    The last position also speaks for those beyond it, so it must not hang on three drafts.
+    """
+    positions = range(1, max(drafted for drafted, _ in outcomes) + 1)
+    reached = [sum(n for (d, a), n in outcomes.items() if d >= j and a >= j - 1) for j in positions]
+    accepted = [sum(n for (_, a), n in outcomes.items() if a >= j) for j in positions]
+    overall = sum(accepted) / sum(reached)
+    return tuple(
+        (a + _PRIOR_DRAFTS * overall) / (r + _PRIOR_DRAFTS) for a, r in zip(accepted, reached, strict=True)
+    )
+
+
+def _offered_share(drafts: Counter[tuple[int, bool]]) -> tuple[float, ...]:
+    """P(one more token | this many, K allows it), by the length so far; a censored length is no end."""
+    out = [1.0]
+    for length in range(1, max(length for length, _ in drafts)):
+        ended = drafts[length, True]
+        went_on = sum(n for (other, _), n in drafts.items() if other > length)
+        out.append(went_on / (went_on + ended) if went_on + ended else out[-1])
+    return tuple(out)
+
+
+def _persistence(asked: Sequence[tuple[int, int, int]], coverage: float) -> float:
+    """Lag-1 autocorrelation of one request's coverage, from sums over the requests of a segment.
+
+    With independent requests Cov(sum_t, sum_t+1) is the number of requests in both times the
+    covariance of one; requests come and go slowly, so that number is taken as the smaller of both.
+    """
+    joint = own = 0.0
+    for (step, n, covered), (next_step, m, next_covered) in pairwise(asked):
+        if next_step != step + 1:
+            continue
+        here, there = covered - n * coverage, next_covered - m * coverage
+        joint += here * there / min(n, m)
+        own += 0.5 * (here * here / n + there * there / m)
+    return min(max(joint / own, 0.0), 0.98) if own > 0.0 else 0.0
+
+
+def _per_token(
+    coverage: float, persistence: float, outcomes: Counter[tuple[int, int]]
+) -> tuple[float, float]:
+    """Coverage and persistence by output position, from those by step.
+
+    A step without a draft brings one token, one with a draft the recorded numbers. Entering a burst
+    is the same in both; for staying in one, the per-token correlation is found by bisection.
+    """
+    enter, stay = coverage * (1.0 - persistence), still_covered(coverage, persistence, 1)
+    if enter <= 0.0:
+        return coverage, persistence
+    low, high = 0.0, 1.0 - enter
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        share = enter / (1.0 - middle)
+        lasting = sum(still_covered(share, middle, a + 1) * n for (_, a), n in outcomes.items())
+        low, high = (middle, high) if lasting < stay * sum(outcomes.values()) else (low, middle)
+    found = 0.5 * (low + high)
+    return enter / (1.0 - found), found
+
+
+def _effect_sd(
+    outcomes: Counter[tuple[int, int]], marginal: tuple[float, ...], requests: Sequence[RequestReport]
+) -> float:
+    """Spread of the requests beyond chance, by moments of accepted / drafted; 0 where not identifiable."""
+    ratios = [(r.accepted / r.drafted, r.drafted) for r in requests if r.drafted >= _MIN_DRAFTED]
+    if len(ratios) < 3:
+        return 0.0
+    drafts = sum(outcomes.values())
+    length = sum(d * n for (d, _), n in outcomes.items()) / drafts
+    mean = sum(a * n for (_, a), n in outcomes.items()) / drafts
+    # A ratio varies by what its numerator does beyond its denominator.
+    variance = sum((a - mean / length * d) ** 2 * n for (d, a), n in outcomes.items()) / drafts
+    weight = sum(drafted for _, drafted in ratios)
+    centre = sum(ratio * drafted for ratio, drafted in ratios) / weight
+    spread = sum((ratio - centre) ** 2 * drafted for ratio, drafted in ratios) / weight
+    # Var(accepted / drafted) of a request with n drafts is variance / (n length^2).
+    chance = len(ratios) * variance / (length * weight)
+    slope = (_ratio(marginal, outcomes, 0.5) - _ratio(marginal, outcomes, -0.5)) / length
+    return min(sqrt(max(0.0, spread - chance)) / slope, 3.0) if slope > 1e-6 else 0.0
+
+
+def _ratio(acceptance: tuple[float, ...], outcomes: Counter[tuple[int, int]], effect: float) -> float:
+    """Expected accepted tokens of the recorded draft lengths for a request with this effect."""
+    survival = np.cumprod([shifted(a, effect) for a in acceptance])
+    reached = [float(survival[:drafted].sum()) * n for (drafted, _), n in outcomes.items()]
+    return sum(reached) / sum(outcomes.values())
+
+
+def _conditional(
+    marginal: tuple[float, ...], offered: tuple[float, ...], coverage: float, effect_sd: float
+) -> tuple[float, ...]:
+    """Acceptance at effect 0 such that the mixture over recorded steps has the `marginal` one.
+
+    A step is more often one of a hard request, which needs more of them for the same output; and a
+    later position is more often reached by an easy one. Both weights follow from the answer, so it
+    is improved a few times.
+    """
+    if effect_sd == 0.0:
+        return marginal
+    weights, out = _MASS, marginal
+    for _ in range(4):
+        reach, out, tokens = weights, (), np.ones_like(_MASS)
+        drafted = coverage
+        for target, share in zip(marginal, offered, strict=True):
+            base = _solve(target, reach, effect_sd)
+            accepted = np.array([shifted(base, effect_sd * node) for node in _NODES])
+            reach, out, drafted = reach * accepted, (*out, base), drafted * share
+            tokens = tokens + drafted * reach / weights
+        weights = _MASS / tokens
+    return out
+
+
+def _solve(target: float, reach: _Nodes, effect_sd: float) -> float:
+    """The acceptance at effect 0 whose mean over nodes, weighted by `reach`, is the target."""
+    low, high = 0.0, 1.0
+    if target in {low, high} or not reach.sum():
+        return target
+    for _ in range(50):
+        middle = 0.5 * (low + high)
+        accepted = np.array([shifted(middle, effect_sd * node) for node in _NODES])
+        too_high = float((reach * accepted).sum() / reach.sum()) > target
+        low, high = (low, middle) if too_high else (middle, high)
+    return 0.5 * (low + high)

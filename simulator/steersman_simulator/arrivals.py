@@ -1,0 +1,47 @@
+"""When requests come, and how long they are."""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from steersman_policies.messages import RequestReport
+from steersman_policies.units import Count, Seconds, Segment
+
+
+class Arrival(Struct, frozen=True):
+    """A request before it is served. `at_s` counts from the start of its arm."""
+
+    at_s: Seconds
+    segment: Segment
+    prompt_tokens: Count
+    output_tokens: Count
+    stops: bool = False
+    """Ended by a stop token: nobody knew its length in advance, so drafts may reach beyond its end."""
+
+
+def arrivals_of(
+    requests: Iterable[RequestReport], *, start_s: float | None = None, load: float = 1.0
+) -> tuple[Arrival, ...]:
+    """The arrivals behind finished requests, in order, `load` times as dense.
+
+    Time counts from `start_s`, or from the first arrival. A request that produced nothing is left
+    out: its output length is not known. Raises ValueError for a load that is not positive.
+
+    >>> done = RequestReport(0, "chat", 7.0, 30, 9, 0.0, 0.1, 0.1, 1.0, 4, 0, 0, "stop")
+    >>> arrivals_of([done], start_s=5.0, load=2.0)[0].at_s
+    1.0
+    """
+    if not load > 0.0:
+        raise ValueError(f"load: {load} is not above 0")
+    ordered = sorted((r for r in requests if r.output_tokens > 0), key=lambda r: (r.arrived_s, r.request))
+    origin_s = start_s if start_s is not None else (ordered[0].arrived_s if ordered else 0.0)
+    return tuple(
+        Arrival(
+            at_s=max(0.0, r.arrived_s - origin_s) / load,
+            segment=r.segment,
+            prompt_tokens=r.prompt_tokens,
+            output_tokens=r.output_tokens,
+            stops=r.finish_reason == "stop",
+        )
+        for r in ordered
+    )

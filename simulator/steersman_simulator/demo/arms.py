@@ -1,0 +1,65 @@
+"""The arms, the order in which they run, and what one run of an arm left behind."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from steersman_policies.messages import StepReport
+from steersman_simulator.demo.client import Outcome
+from steersman_simulator.demo.schedule import Schedule
+
+
+class Arm(Struct, frozen=True):
+    """A policy under its name in the report."""
+
+    name: str
+    policy: str
+    params: dict[str, Any] = {}
+
+
+OFF = Arm("off", "off")
+FIXED = Arm("fixed", "fixed", {"k": 4})
+STEERED = Arm("steered", "goodput")
+ARMS = (OFF, FIXED, STEERED)
+
+
+class TimedStep(Struct, frozen=True):
+    """A step and when it was over, from the start of its arm's run."""
+
+    at_s: float
+    report: StepReport
+
+
+class ArmRun(Struct, frozen=True):
+    """One arm in one round, live or simulated."""
+
+    arm: str
+    round: int
+    schedule: Schedule
+    outcomes: tuple[Outcome, ...]
+    steps: tuple[TimedStep, ...]
+
+    @property
+    def served(self) -> list[Outcome]:
+        """Requests that came to their end."""
+        return [outcome for outcome in self.outcomes if not outcome.error]
+
+    def reports(self, phase: str | None = None) -> list[StepReport]:
+        """Steps of a phase, or all."""
+        return [
+            step.report for step in self.steps if phase is None or self.schedule.phase_at(step.at_s) == phase
+        ]
+
+
+def running_order(rounds: int, arms: Sequence[Arm] = ARMS) -> list[tuple[int, Arm]]:
+    """(round, arm) in time order: every second round backwards, so that a drift hits all arms alike.
+
+    >>> [(number, arm.name) for number, arm in running_order(2)]
+    [(1, 'off'), (1, 'fixed'), (1, 'steered'), (2, 'steered'), (2, 'fixed'), (2, 'off')]
+    """
+    return [
+        (number, arm)
+        for number in range(1, rounds + 1)
+        for arm in (arms if number % 2 else tuple(reversed(arms)))
+    ]

@@ -1,0 +1,210 @@
+"""The live part: one engine, one sidecar, all arms through them, everything recorded."""
+
+import tempfile
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from steersman_controller.admin import PolicyRequest, Status
+from steersman_controller.events import ControllerConfig, Received
+from steersman_controller.push import request as push
+from steersman_controller.push import status
+from steersman_controller.recording import Recording, read_recording
+from steersman_policies.messages import Hello, RequestReport, StepReport
+from steersman_simulator.demo.arms import ARMS, Arm, ArmRun, TimedStep, running_order
+from steersman_simulator.demo.client import Flight, Outcome
+from steersman_simulator.demo.live import Progress, View
+from steersman_simulator.demo.processes import ChildError, Children
+from steersman_simulator.demo.schedule import Pace, Request, Schedule, make_schedule
+from steersman_simulator.demo.serving import Stack, start_stack
+from steersman_simulator.demo.workload import WorkItem
+
+SETTLE_S = 0.5
+"""Between two arms: the last reports arrive, so that every step lies in the window of its arm."""
+
+POLICY_TIMEOUT_S = 15.0
+SHOW_INTERVAL_S = 0.25
+RATE_WINDOW_S = 3.0
+WARM_UP_TOKENS = 8
+
+
+class Settings(Struct, frozen=True):
+    """What `steersman demo` was asked for."""
+
+    items: tuple[WorkItem, ...]
+    workload: str
+    """The file's name, for the report."""
+    rounds: int
+    folder: Path
+    """Exists and is empty."""
+    model: str = ""
+    """Empty: the bundled one."""
+    arms: tuple[Arm, ...] = ARMS
+
+
+class Live(Struct, frozen=True):
+    """Everything that was measured."""
+
+    runs: tuple[ArmRun, ...]
+    """In time order."""
+    pace: Pace
+    model: str
+    hello: Hello
+    config: ControllerConfig
+    engine_id: str
+    requests: dict[str, tuple[RequestReport, ...]]
+    """The engine's reports of finished requests, by arm."""
+    recording: Recording
+
+
+class _Span(Struct, frozen=True):
+    """One run before its steps are known. Moments on the monotonic clock, shared by all processes."""
+
+    arm: Arm
+    round: int
+    from_s: float
+    to_s: float
+    outcomes: tuple[Outcome, ...]
+
+
+def run_live(settings: Settings, view: View) -> Live:
+    """Start both processes, run every arm, stop them, cut the recording into runs.
+
+    Raises ChildError where a process dies or the engine does not follow, KeyboardInterrupt on a
+    signal; no child is left in any case.
+    """
+    with tempfile.TemporaryDirectory(prefix="steersman-") as runtime, Children() as children:
+        stack = start_stack(children, Path(runtime), settings.folder, settings.model, view)
+        _set_policy(stack, settings.arms[0])
+        pace = _measure_pace(stack, settings.items, children, view)
+        schedule = make_schedule(settings.items, pace)
+        spans = []
+        for number, arm in running_order(settings.rounds, settings.arms):
+            view.stage(f"round {number} of {settings.rounds}, arm {arm.name}")
+            spans.append(_run_arm(stack, arm, number, settings.rounds, schedule, children, view))
+        view.stage("stopping engine and sidecar")
+    return _cut(settings.folder, stack, schedule, pace, spans)
+
+
+def _set_policy(stack: Stack, arm: Arm) -> None:
+    found = push(stack.admin, PolicyRequest(policy=arm.policy, params=arm.params), POLICY_TIMEOUT_S)
+    answers = {engine: answer.reason or answer.result for engine, answer in found.engines.items()}
+    if not found.is_done or not answers:
+        reason = found.reason or (f"{answers}" if answers else "no engine is connected")
+        raise ChildError(f"policy {arm.policy} did not come into force: {reason}")
+
+
+def _measure_pace(stack: Stack, items: Sequence[WorkItem], children: Children, view: View) -> Pace:
+    """Three small flights with drafting off: one to warm up, one request alone, one full batch."""
+    view.stage("measuring the machine's pace with drafting off")
+    batch = stack.max_batch
+    _fly(stack, _together(items[:2], WARM_UP_TOKENS), children)
+    lone = _fly(stack, _together(items[:1], 2 * WARM_UP_TOKENS), children)[0]
+    crowd = _fly(stack, _together(items[-batch:], WARM_UP_TOKENS), children)
+    first_s, lone_s = lone.ttft_s or 0.0, lone.tpot_s or 0.0
+    tokens = sum(outcome.tokens for outcome in crowd)
+    ends_s = max(outcome.last_token_s or 0.0 for outcome in crowd)
+    decode_s = max(0.0, ends_s - len(crowd) * first_s)
+    # A batch is never slower per token than one request alone, nor faster than a batch-fold.
+    crowded_s = min(max(decode_s / tokens, lone_s / batch), lone_s)
+    return Pace(first_s, lone_s, crowded_s)
+
+
+def _together(items: Sequence[WorkItem], max_tokens: int) -> list[Request]:
+    return [
+        Request(number, "", 0.0, WorkItem(item.prompt, item.messages, item.segment, None, max_tokens))
+        for number, item in enumerate(items)
+    ]
+
+
+def _fly(stack: Stack, requests: Sequence[Request], children: Children) -> list[Outcome]:
+    flight = Flight(stack.base_url, stack.model, requests)
+    flight.start()
+    while not flight.wait(SHOW_INTERVAL_S):
+        children.check()
+    outcomes = flight.outcomes()
+    failed = next((outcome for outcome in outcomes if outcome.error), None)
+    if failed is not None:
+        raise ChildError(f"the engine refused a warm-up request: {failed.error}")
+    return outcomes
+
+
+def _run_arm(
+    stack: Stack,
+    arm: Arm,
+    number: int,
+    rounds: int,
+    schedule: Schedule,
+    children: Children,
+    view: View,
+) -> _Span:
+    _set_policy(stack, arm)
+    flight = Flight(stack.base_url, stack.model, schedule.requests)
+    flight.start()
+    rate: deque[tuple[float, int]] = deque()
+    lengths: dict[str, int] = {}
+    while not flight.wait(SHOW_INTERVAL_S):
+        children.check()
+        lengths = _lengths(stack) or lengths
+        rate.append((flight.now_s, flight.tokens))
+        while rate[0][0] < flight.now_s - RATE_WINDOW_S:
+            rate.popleft()
+        view.show(
+            Progress(
+                arm=arm.name,
+                round=number,
+                rounds=rounds,
+                phase=schedule.phase_at(flight.now_s),
+                at_s=flight.now_s,
+                live_requests=flight.live,
+                done=flight.done,
+                total=len(schedule.requests),
+                tokens_per_s=(rate[-1][1] - rate[0][1]) / max(rate[-1][0] - rate[0][0], SHOW_INTERVAL_S),
+                proposal_length=lengths,
+            )
+        )
+    to_s = flight.started_at_s + flight.now_s
+    stack.sleep(SETTLE_S)
+    children.check()  # when the engine dies, its requests end before its exit is seen
+    return _Span(arm, number, flight.started_at_s, to_s + SETTLE_S, tuple(flight.outcomes()))
+
+
+def _lengths(stack: Stack) -> dict[str, int]:
+    try:
+        found: Status = status(stack.admin, SHOW_INTERVAL_S)
+    except ValueError:
+        return {}  # a busy machine: the next look will tell
+    return dict(found.engines[0].proposal_length) if found.engines else {}
+
+
+def _cut(folder: Path, stack: Stack, schedule: Schedule, pace: Pace, spans: Sequence[_Span]) -> Live:
+    recording = read_recording(folder)
+    engine_id = recording.engines[0]
+    hello = recording.hello(engine_id)
+    assert hello is not None  # nothing is accepted before a hello
+    runs = []
+    requests: dict[str, tuple[RequestReport, ...]] = {}
+    received = list(recording.records(engine_id))
+    for span in spans:
+        mine = [event for event in received if span.from_s <= event.at_s < span.to_s]
+        steps = tuple(_timed(event, span.from_s) for event in mine if isinstance(event.record, StepReport))
+        runs.append(ArmRun(span.arm.name, span.round, schedule, span.outcomes, steps))
+        finished = tuple(event.record for event in mine if isinstance(event.record, RequestReport))
+        requests[span.arm.name] = requests.get(span.arm.name, ()) + finished
+    return Live(
+        runs=tuple(runs),
+        pace=pace,
+        model=stack.model,
+        hello=hello,
+        config=recording.started.config,
+        engine_id=engine_id,
+        requests=requests,
+        recording=recording,
+    )
+
+
+def _timed(event: Received, from_s: float) -> TimedStep:
+    assert isinstance(event.record, StepReport)
+    return TimedStep(event.at_s - from_s, event.record)

@@ -1,0 +1,141 @@
+"""What Prometheus is told."""
+
+import math
+import socket
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from steersman_controller.config import SidecarConfig
+from steersman_controller.metrics import REASONS, Metrics
+from steersman_policies.messages import Hello, RequestReport, StepReport
+from steersman_policies.units import MAX_SEGMENTS
+from steersman_policies.view import SegmentBelief
+
+Make = Callable[..., Any]
+Step = Callable[..., StepReport]
+
+
+def metrics() -> Metrics:
+    return Metrics("0.0.0", lambda: 1e9)
+
+
+def families(one: Metrics) -> dict[str, Any]:
+    """Scraped metrics by name."""
+    text = generate_latest(one.registry).decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def test_outcomes_are_counted_by_position(step: Step) -> None:
+    """A verification reaches the position after the last accepted one; K bounds it."""
+    one = metrics()
+    one.step("gpu0", step(1, accepted=2))  # two requests, three draft tokens each
+    one.step("gpu0", step(2, accepted=3))
+
+    def value(name: str, **labels: str) -> float | None:
+        return one.registry.get_sample_value(f"steersman_{name}", {"engine": "gpu0", **labels})
+
+    assert value("drafts_total") == 4
+    assert value("draft_tokens_total") == 12
+    assert value("accepted_tokens_total") == 10
+    assert value("committed_tokens_total") == 14
+    assert [value("reached_tokens_per_position_total", position=p) for p in "1234"] == [4, 4, 4, None]
+    assert [value("accepted_tokens_per_position_total", position=p) for p in "1234"] == [4, 4, 2, None]
+    assert value("steps_by_depth_total", k="3") == 2
+    assert value("step_seconds_count", phase="verify") == 2
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -1.0])
+def test_no_number_spoils_a_metric(bad: float) -> None:
+    """What is not finite, or negative where that means nothing, is left out and raises nothing."""
+    one = metrics()
+    one.observe("step_seconds", bad, "gpu0", "draft")
+    one.add("committed_tokens", bad, "gpu0")
+    one.set("coverage_ratio", bad if bad != -1.0 else math.nan, "gpu0", "chat")
+    one.reach("frames_lost", bad, "gpu0")
+    one.reach("frames_lost", 3.0, "gpu0")
+    samples = [s for family in families(one).values() for s in family.samples]
+    assert not [s for s in samples if math.isnan(s.value)]
+    assert one.registry.get_sample_value("steersman_frames_lost_total", {"engine": "gpu0"}) == 3.0
+
+
+def test_label_sets_are_closed(step: Step) -> None:
+    """Whatever an engine names its segments and reasons, the number of series is bounded."""
+    one = metrics()
+    for number in range(3 * MAX_SEGMENTS):
+        segment = f"s{number}"
+        report = msgspec.structs.replace(step(number, segment), reason=f"r{number}")
+        one.step("gpu0", report)
+        one.commanded("gpu0", "proposal_length", report.commanded)
+        one.beliefs("gpu0", [SegmentBelief(segment, 1.0, 1.0, 0.5, (0.5,) * 64, (0.4,) * 64, (1.0,) * 64)])
+    found = families(one)
+    segments = {s.labels["segment"] for s in found["steersman_proposal_length"].samples}
+    assert len(segments) == MAX_SEGMENTS + 1
+    assert "other" in segments
+    reasons = {s.labels["reason"] for s in found["steersman_steps"].samples}
+    assert reasons == {"other"} <= {*REASONS, "other"}
+    assert len(found["steersman_position_acceptance_ratio"].samples) <= (MAX_SEGMENTS + 1) * 16
+
+
+def test_a_total_that_starts_anew_goes_on() -> None:
+    """A counter kept by an engine that booted again adds to what it had."""
+    one = metrics()
+    for total in (5.0, 7.0, 2.0, 2.0):
+        one.reach("engine_dropped", total, "gpu0")
+    assert one.registry.get_sample_value("steersman_engine_dropped_total", {"engine": "gpu0"}) == 9.0
+
+
+def test_names_follow_the_conventions() -> None:
+    """One prefix, base units, no colon, a help text for each."""
+    found = families(metrics())
+    assert all(name.startswith("steersman_") and ":" not in name for name in found)
+    assert all(family.documentation.endswith(".") or "process" in name for name, family in found.items())
+    assert not [name for name in found if name.endswith(("_ms", "_us", "_percent"))]
+
+
+def test_a_running_sidecar_shows_itself(
+    config: SidecarConfig,
+    hello: Hello,
+    step: Step,
+    request_report: RequestReport,
+    sidecars: Make,
+    engines: Make,
+) -> None:
+    """After real traffic a scrape has plan, K, belief and errors, and no NaN anywhere."""
+    one, engine = sidecars(config), engines(config.telemetry)
+    engine.send(hello)
+    for number in range(1, 41):
+        engine.send(step(number))
+    engine.send(request_report)
+    one.frames(42)
+    one.ticks(1.5, engine)
+    found = families(one.metrics)
+    samples = [s for family in found.values() for s in family.samples]
+    assert not [s for s in samples if math.isnan(s.value)]
+    assert one.value("steering", engine="gpu0") == 1
+    assert one.value("plan_id", engine="gpu0") == one.value("leased_plan_id", engine="gpu0")
+    assert one.value("policy_info", engine="gpu0", policy="goodput", policy_version="1") == 1
+    assert one.value("plan_acks_total", engine="gpu0", result="applied") >= 1
+    assert one.value("proposal_length", engine="gpu0", segment="chat") == 3
+    assert one.value("coverage_ratio", engine="gpu0", segment="chat") > 0.5
+    assert one.value("position_acceptance_ratio", engine="gpu0", segment="chat", position="1") > 0.5
+    assert one.value("prediction_error_ratio_count", engine="gpu0", phase="verify") > 30
+    assert one.value("request_ttft_seconds_count", engine="gpu0") == 1
+    assert one.value("last_frame_timestamp_seconds", engine="gpu0") == 1e9
+
+
+def test_it_is_served_on_loopback_and_a_taken_port_is_one_clear_line() -> None:
+    """A scrape works; a second exporter on the port says so and what to do."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = metrics().serve(port)
+    with urllib.request.urlopen(url) as reply:
+        assert b'steersman_build_info{version="0.0.0"} 1.0' in reply.read()
+    with pytest.raises(ValueError, match=rf"--metrics-port: cannot listen on 127.0.0.1:{port}.*0 for no"):
+        metrics().serve(port)
