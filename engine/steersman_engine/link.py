@@ -117,12 +117,12 @@ class Link:
         executor = self.executor
         try:
             now_s = self._clock()
-            lease_left_s = executor.lease_left_s(now_s)
+            until_s = executor.lease_until_s
             decision = executor.decide(load, now_s)
         except Exception as error:
             return self._launch(load, error)
         # The publisher may renew or drop the lease meanwhile: it counts if it was valid on either side.
-        if decision.plan_id and not lease_left_s and not executor.lease_left_s(now_s):
+        if decision.plan_id and until_s <= now_s and executor.lease_until_s <= now_s:
             self.hook.decisions_after_expiry += 1
         return decision
 

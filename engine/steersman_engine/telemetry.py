@@ -93,7 +93,7 @@ def _step_fault(rows: StepRows) -> str | None:
     if not all(0 <= count < MAX_TOKENS for count in counts) or len(rows.segments) > MAX_ROWS:
         return "step_count"
     columns = (rows.context_tokens, rows.commanded_k, rows.drafted, rows.accepted, rows.committed, counts)
-    if any(not _INTEGERS.issuperset(map(type, column)) for column in columns):
+    if any(type(sum(column)) is not int for column in columns):  # one float makes a float of the sum
         return "step_malformed"
     return _decision_fault(rows)
 
@@ -159,7 +159,8 @@ class _GroupCounts(Struct, gc=False):
 def _aggregated(rows: StepRows, first_after_switch: bool) -> tuple[StepReport, dict[str, int]]:
     counted = Counter(_distinct(rows))
     faults = {row: reason for row in counted if (reason := _row_fault(row)) is not None}
-    faults |= _crowd_faults(counted, faults)
+    if len(set(rows.segments)) > MAX_SEGMENTS:
+        faults |= _crowd_faults(counted, faults)
     refused: Counter[str] = Counter()
     for row, reason in faults.items():
         refused[reason] += counted.pop(row)
@@ -172,8 +173,6 @@ def _aggregated(rows: StepRows, first_after_switch: bool) -> tuple[StepReport, d
 
 def _crowd_faults(counted: Mapping[_Row, int], faults: Mapping[_Row, str]) -> dict[_Row, str]:
     """Rows of segments past the 16th: they would make a frame of any size."""
-    if len(counted) <= MAX_SEGMENTS:
-        return {}
     seen = dict.fromkeys(row[0] for row in counted if row not in faults)
     crowd = frozenset(list(seen)[MAX_SEGMENTS:])
     return {row: "segment" for row in counted if row[0] in crowd and row not in faults}

@@ -74,6 +74,8 @@ class _Settled(Struct, frozen=True, gc=False):
     plan: Plan
     place: tuple[int, int, bool]
     lengths: dict[str, int]
+    chance: int
+    """The plan's share of the hash that exploration draws from."""
 
 
 class Executor:
@@ -85,7 +87,8 @@ class Executor:
         self.fallback = fallback
         self.plan: Plan | None = None
         self.paused = False
-        self._lease: tuple[int, float] = (0, 0.0)
+        self.lease_until_s = 0.0
+        """From this moment on the plan may not be followed."""
         self._barren_steps = 0
         self._held: dict[str, int] = {}
         """The K that each segment has now."""
@@ -111,7 +114,7 @@ class Executor:
         A plan in shadow takes the fallback with it, so that the launch setting stays until the new
         sidecar says what it is here for.
         """
-        self._lease = (0, 0.0)
+        self.lease_until_s = 0.0
         if self.plan is not None and self.plan.mode == "shadow":
             self.fallback = None
         self.plan = None
@@ -121,12 +124,12 @@ class Executor:
         plan = self.plan
         if plan is None or lease.plan_id != plan.plan_id:
             return False
-        self._lease = (lease.plan_id, now_s + lease.lease_s)
+        self.lease_until_s = now_s + lease.lease_s
         return True
 
     def lease_left_s(self, now_s: float) -> float:
         """Seconds for which the plan may still be followed."""
-        return max(0.0, self._lease[1] - now_s)
+        return max(0.0, self.lease_until_s - now_s)
 
     def committed(self, tokens: int, decode_requests: int) -> None:
         """Tell the guard what the step brought."""
@@ -142,7 +145,7 @@ class Executor:
             return self._uniform(load, self.hello.k_floor, 0, "guard", now_s)
         if self.paused:
             return self._uniform(load, self.hello.launch_k, 0, "pause", now_s)
-        if plan is None or now_s >= self._lease[1]:
+        if plan is None or now_s >= self.lease_until_s:
             return self._without_lease(load, plan, now_s)
         if plan.mode == "shadow":
             return self._shadow(load, plan, now_s)
@@ -177,14 +180,15 @@ class Executor:
             and not load.deficit
             and settled.lengths.keys() == load.decode_requests.keys()
         ):
-            return self._explore(settled.lengths, plan, load.step, "table", False)
+            return self._explore(settled.lengths, plan, settled.chance + load.step, "table", False)
+        chance = 0 if plan.explore is None else mix(plan.explore.seed, plan.plan_id)
         lengths, reason = table_lookup(plan, load)
         if self._dwell(lengths, load.step, plan, now_s):
             reason = "dwell"
         switched = self._hold(lengths, load.step, now_s)
         if reason == "table":
-            self._settled = _Settled(plan, place, lengths)
-        return self._explore(lengths, plan, load.step, reason, switched)
+            self._settled = _Settled(plan, place, lengths, chance)
+        return self._explore(lengths, plan, chance + load.step, reason, switched)
 
     def _dwell(self, lengths: dict[str, int], step: int, plan: Plan, now_s: float) -> bool:
         """Put back every K whose dwell has not passed; whether there was one."""
@@ -212,15 +216,15 @@ class Executor:
         return switched
 
     def _explore(
-        self, lengths: dict[str, int], plan: Plan, step: int, reason: str, switched: bool
+        self, lengths: dict[str, int], plan: Plan, chance: int, reason: str, switched: bool
     ) -> Decision:
         """Perhaps try another K on one segment, each as likely, and each of its other K as likely."""
         explore = plan.explore
         if explore is None or explore.epsilon <= 0.0 or not lengths:
             return Decision(lengths, plan.plan_id, reason, switched)
-        draw = mix(explore.seed, plan.plan_id, step)
+        draw = mix(chance)
         if (draw >> 11) * 2.0**-53 < explore.epsilon:
-            draw = mix(draw, step)
+            draw = mix(draw)
             segment = list(lengths)[draw % len(lengths)]
             others = [k for k in explore.k_set if k != lengths[segment]]
             if others:
@@ -235,7 +239,7 @@ class Executor:
 def _movable_fraction(lengths: Mapping[str, int], k_set: tuple[int, ...]) -> float:
     """Share of the segments for which `k_set` holds another K than the one in force."""
     only = k_set[0]
-    if k_set.count(only) < len(k_set):
+    if only not in lengths.values() or k_set.count(only) < len(k_set):
         return 1.0
     return sum(k != only for k in lengths.values()) / len(lengths)
 

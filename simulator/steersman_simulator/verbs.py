@@ -54,8 +54,9 @@ def demo(
         typer.Option(help="JSONL of prompt or messages, with segment, max_tokens, arrival_s if you like."),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(min=1, max=50, help="How often each arm runs; 3 or more give an honest interval.")
-    ] = 2,
+        int | None,
+        typer.Option(min=1, max=50, help="Runs of each arm. Default: 2, or 1 on a machine too slow for 2."),
+    ] = None,
     model: Annotated[str, typer.Option(help="A causal LM: folder or hub id. Default: the bundled one.")] = "",
     out: Annotated[Path | None, typer.Option(help="Empty or new folder. Default: runs/TIME.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,

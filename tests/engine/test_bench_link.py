@@ -41,7 +41,7 @@ def immortal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: a lease that never ends."""
 
     def renew(executor: Executor, lease: Lease, now_s: float) -> bool:
-        executor._lease = (lease.plan_id, float("inf"))
+        executor.lease_until_s = float("inf")
         return True
 
     monkeypatch.setattr(Executor, "renew", renew)
@@ -154,7 +154,7 @@ def test_the_difference_is_paired_within_groups() -> None:
 
 def test_the_driven_engine_does_the_same_work_in_both_arms() -> None:
     """Without steering nothing is added; with it the next step drafts what was decided."""
-    engine = DrivenEngine(8, random.Random(1), 0.0)
+    engine = DrivenEngine(16, random.Random(1), 0.0)
     assert engine.step(None)[0] == 0.0
     assert engine.step(Launch(3))[0] > 0.0
     assert not engine.steered
@@ -166,7 +166,7 @@ def test_the_whole_benchmark_is_one_json_object() -> None:
     found = json.loads(json.dumps(result))
     for state in hook.STATES:
         assert set(found["added_us"][state]) == set(found["added_us"]["at_256"][state]) == {"p50", "p99"}
-    assert {"machine", "version", "passed", "step_difference_fraction"} <= set(found)
+    assert {"machine", "version", "passed", "step_difference_fraction", "floor_us"} <= set(found)
     assert (found["decisions_after_expiry"], found["trials"], found["real_trials"]) == (0, 5, 1)
     assert 0.0 <= found["fallback_after_s"]["p50"] <= found["fallback_after_s"]["max"] < 3.0
 

@@ -1,8 +1,12 @@
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -290,3 +294,23 @@ def test_stop_ids_come_from_model_and_tokenizer() -> None:
     """Lists and single numbers, from wherever they are named."""
     model = target_of(eos_token_id=[5, 6]).model
     assert stop_ids(model, Letters()) == {0, 5, 6}
+
+
+@pytest.mark.slow
+def test_the_verb_serves_drains_and_ends_with_zero() -> None:
+    """One JSON line when ready; SIGTERM lets the request under way finish, and refuses new ones."""
+    command = [str(Path(sys.executable).with_name("steersman")), "engine", "serve", "--json"]
+    flags = ["--port", "0", "--no-sidecar", "--launch-k", "2", "--max-len", "256", "--threads", "1"]
+    with subprocess.Popen([*command, *flags], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        facts = json.loads(process.stdout.readline())
+        body = {**BODY, "prompt": "Once upon a time", "max_tokens": 60, "stream": True}
+        with httpx.stream("POST", f"{facts['url']}/v1/completions", json=body, timeout=120) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2].removeprefix("data: "))["usage"]["completion_tokens"] == 60
+        assert process.wait(60) == 0
+        assert process.stdout.read() == ""

@@ -85,6 +85,9 @@ def test_the_verdict_needs_everything() -> None:
     """One failure is enough."""
     runs, sampled = good()
     assert verdict(runs, sampled)["passed"] is True
+    assert verdict(runs, sampled)["failed"] == []
+    few = verdict([GreedyRun("K=1", 0, 0, 20, 19, 40)], sampled)
+    assert few["failed"] == ["rejected must be at least 1000"]
     assert verdict([GreedyRun("K=1", 1, 0, 5000, 2000, 40)], sampled)["passed"] is False
     assert verdict([GreedyRun("K=1", 0, 0, 2000, 1999, 40)], sampled)["passed"] is False
     assert verdict(runs, {**sampled, "p_value": 1e-4})["passed"] is False

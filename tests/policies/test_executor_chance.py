@@ -1,7 +1,10 @@
 """Exploration is logged with its true probability, and any plan under any load gives a sane decision."""
 
+import itertools
+import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -221,30 +224,40 @@ def test_a_look_up_that_is_remembered_changes_nothing(moments: list[Any], dwell_
         forgetful._settled = None
 
 
+@pytest.fixture
+def hurried() -> Iterator[None]:
+    """Threads change over as often as they can."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before_s)
+
+
+@pytest.mark.usefixtures("hurried")
 def test_two_threads_never_see_half_a_plan() -> None:
     """While another thread adopts, renews and forgets, each decision is one plan's or nobody's."""
-    plans = [
-        change(PLAN, plan_id=n, proposal_length={"unknown": ((n % 7,) * 2,) * 3}, fallback=(n % 7,) * 3)
-        for n in range(1, 1_500)
-    ]
     executor = Executor(HELLO, DIGEST)
-    done = threading.Event()
+    enough = threading.Event()
 
     def publish() -> None:
-        for number, plan in enumerate(plans):
+        for n in itertools.count(1):
+            k = n % 7
+            plan = change(PLAN, plan_id=n, proposal_length={"unknown": ((k,) * 2,) * 3}, fallback=(k,) * 3)
             executor.adopt(plan)
-            executor.renew(Lease(plan_id=plan.plan_id, lease_s=1e9), 0.0)
-            if number % 50 == 0:
+            executor.renew(Lease(plan_id=n, lease_s=1e9), 0.0)
+            if enough.is_set():
+                return
+            if n % 50 == 0:
                 executor.forget()
-        done.set()
 
     thread = threading.Thread(target=publish)
     thread.start()
+    situation = load(decode_requests={"a": 1, "b": 1})
     decisions: list[Decision] = []
-    while not done.is_set():
-        decisions.append(executor.decide(load(decode_requests={"a": 1, "b": 1}), 1.0))
+    while len({decision.plan_id for decision in decisions[::100]}) < 20:
+        decisions += [executor.decide(situation, 1.0) for _ in range(200)]
+    enough.set()
     thread.join()
-    assert len({decision.plan_id for decision in decisions}) > 1
     for decision in decisions:
         values = set(decision.proposal_length.values())
         assert len(values) == 1

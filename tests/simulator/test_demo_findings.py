@@ -39,7 +39,7 @@ def live(
     write_recording: Callable[[Path, Sequence[object]], Path],
 ) -> Live:
     """Two rounds, three phases, two kinds of traffic."""
-    pace = Pace(0.2, 0.035, 0.005)
+    pace = Pace(0.2, 0.035, 0.15, 0.005)
     schedule = make_schedule(ITEMS, pace)
     arrivals = tuple(Arrival(r.scheduled_s, r.item.segment or "", 60, 40) for r in schedule.requests)
     order = running_order(SETTINGS.rounds)

@@ -203,3 +203,13 @@ def test_prediction_errors_leave_out_the_first_steps() -> None:
     figures = prediction_figures([wrong] * 50 + [right] * 10)
     assert figures["mean_relative_error_fraction"] == pytest.approx(0.1)
     assert "reason" in prediction_figures([right])
+
+
+def test_backlog_is_billed_to_the_phase_that_caused_it() -> None:
+    """A step after the start of the next phase still belongs to the burst while that is not drained."""
+    schedule = Schedule(SCHEDULE.requests, (*SCHEDULE.phases, Phase("quiet_again", 20.0)))
+    outcomes = (outcome(0), outcome(1, last_s=15.0), outcome(1, phase="quiet_again", last_s=18.0))
+    steps = (step(11.0, 1.0, 1), step(24.0, 1.0, 2), step(26.0, 1.0, 4))
+    found = ArmRun("off", 1, schedule, outcomes, steps)
+    assert [r.committed_tokens for r in found.reports("saturated")] == [1, 2]
+    assert [r.committed_tokens for r in found.reports("quiet_again")] == [4]

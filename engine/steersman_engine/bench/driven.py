@@ -1,6 +1,7 @@
 """A decode loop without a model: it waits as long as a step takes and does to the link what an engine
 does, with batches that look like real ones."""
 
+import hashlib
 import random
 import time
 from collections import Counter
@@ -18,8 +19,12 @@ SEGMENTS = (UNKNOWN_SEGMENT, *(f"segment-{index}" for index in range(1, MAX_SEGM
 K_MAX = 8
 LAUNCH_K = 4
 
-PYTHON_LOOPS = 10_000
-"""Some 0.3 ms in which the loop holds the interpreter, as schedulers do."""
+SPIN_S = 0.0005
+_SPIN_BYTES = bytes(1 << 19)
+"""What takes about that long to hash."""
+
+MAX_TOKENS = 1_000
+"""Of a request; then it begins anew."""
 
 
 def sample_hello(max_batch: int = 256) -> Hello:
@@ -62,24 +67,39 @@ class Batch(Struct, frozen=True):
 
 
 def batches(requests: int, rng: random.Random, number: int = 64) -> list[Batch]:
-    """Different batches of `requests` over all segments. Acceptance is a fair coin per position."""
+    """Different batches of `requests` over all segments. Acceptance is a fair coin per position.
+
+    All segments are in all of them and the mean context hardly differs, as in an engine, where a batch
+    changes little by little.
+    """
     made = []
     for _ in range(number):
-        segments = [rng.choice(SEGMENTS) for _ in range(requests)]
-        contexts = [rng.randrange(50, 4_000) for _ in range(requests)]
+        segments = [*SEGMENTS, *rng.choices(SEGMENTS, k=requests - len(SEGMENTS))]
+        contexts = [rng.randrange(50, 2_500) for _ in range(requests)]
         drafted = [0 if rng.random() < 0.2 else K_MAX - (rng.random() < 0.1) for _ in range(requests)]
         accepted = [next(n for n in range(99) if rng.random() < 0.5) for _ in range(requests)]
         made.append(Batch(segments, dict(Counter(segments)), contexts, drafted, accepted))
     return made
 
 
+class _Columns(Struct, frozen=True):
+    """What a step committed, per request."""
+
+    commanded_k: list[int]
+    drafted: list[int]
+    accepted: list[int]
+    committed: list[int]
+    not_drafted: list[str]
+
+
 class DrivenEngine:
-    """Steps through batches; `step` returns the seconds that steering added to it and took."""
+    """Steps through batches; `step` says how long steering's calls and the whole step took."""
 
     def __init__(self, requests: int, rng: random.Random, step_s: float) -> None:
         self._batches = batches(requests, rng)
         self._step_s = step_s
         self._step = 0
+        self._tokens: list[list[int]] = [[] for _ in range(requests)]
         self._decision = Decision(dict.fromkeys(SEGMENTS, LAUNCH_K), 0, "launch", False)
 
     @property
@@ -88,40 +108,56 @@ class DrivenEngine:
         return self._decision.plan_id > 0
 
     def step(self, steering: Steering | None) -> tuple[float, float]:
-        """One step: seconds added by steering, seconds of the whole step. None: nobody steers."""
+        """One step: seconds in steering's two calls, seconds of the whole step. None: nobody steers."""
         started_s = time.perf_counter()
-        time.sleep(self._step_s)  # the accelerator verifies, the interpreter is free
+        self._wait()
         batch = self._batches[self._step % len(self._batches)]
         columns = self._commit(batch)
-        for _ in range(PYTHON_LOOPS):
-            pass
-        added_s = 0.0
-        if steering is not None:
-            before_s = time.perf_counter()
-            self._hook(steering, batch, columns, started_s)
-            added_s = time.perf_counter() - before_s
+        added_s = 0.0 if steering is None else self._hook(steering, batch, columns, started_s)
         self._step += 1
         return added_s, time.perf_counter() - started_s
 
-    def _commit(self, batch: Batch) -> tuple[list[int], list[int], list[int], list[int], list[str]]:
-        commanded = [self._decision.proposal_length.get(segment, 0) for segment in batch.segments]
-        drafted = list(map(min, commanded, batch.drafted_up_to))
-        accepted = list(map(min, drafted, batch.accept_up_to))
-        committed = [count + 1 for count in accepted]
-        why = ["no_match" if k and not d else "" for k, d in zip(commanded, drafted, strict=True)]
-        return commanded, drafted, accepted, committed, why
+    def _wait(self) -> None:
+        """As for an accelerator: the interpreter is free, and at the end the core is awake, since drivers
+        spin."""
+        time.sleep(max(0.0, self._step_s - SPIN_S))
+        hashlib.sha256(_SPIN_BYTES)
+
+    def _commit(self, batch: Batch) -> _Columns:
+        """Give every request its tokens and note what became of its drafts, one by one as engines do."""
+        columns = _Columns([], [], [], [], [])
+        commanded = self._decision.proposal_length
+        for index, segment in enumerate(batch.segments):
+            k = commanded.get(segment, 0)
+            drafted = min(k, batch.drafted_up_to[index])
+            accepted = min(drafted, batch.accept_up_to[index])
+            tokens = self._tokens[index]
+            tokens.extend(range(accepted + 1))
+            if len(tokens) > MAX_TOKENS:
+                del tokens[:-1]
+            columns.commanded_k.append(k)
+            columns.drafted.append(drafted)
+            columns.accepted.append(accepted)
+            columns.committed.append(accepted + 1)
+            columns.not_drafted.append("no_match" if k and not drafted else "")
+        return columns
 
     def _hook(
         self,
         steering: Steering,
         batch: Batch,
-        columns: tuple[list[int], list[int], list[int], list[int], list[str]],
+        columns: _Columns,
         started_s: float,
-    ) -> None:
-        """All that an engine does because it is steered: describe its batch, ask, hand the step over."""
-        commanded, drafted, accepted, committed, why = columns
+    ) -> float:
+        """Describe the batch, ask, and hand the step over; seconds spent in steering's two calls.
+
+        The description is the engine's own work: it shows in the whole step, not in these seconds.
+        """
         mean_context = sum(batch.context_tokens) / len(batch.segments)
-        self._decision = steering.decide(Load(self._step, batch.decode_requests, mean_context, 0, 0))
+        load = Load(self._step, batch.decode_requests, mean_context, 0, 0)
+        asked_s = time.perf_counter()
+        self._decision = steering.decide(load)
+        added_s = time.perf_counter() - asked_s
         rows = StepRows(
             step=self._step,
             started_s=started_s,
@@ -130,11 +166,11 @@ class DrivenEngine:
             other_s=self._step_s * 0.1,
             segments=batch.segments,
             context_tokens=batch.context_tokens,
-            commanded_k=commanded,
-            drafted=drafted,
-            accepted=accepted,
-            committed=committed,
-            not_drafted=why,
+            commanded_k=columns.commanded_k,
+            drafted=columns.drafted,
+            accepted=columns.accepted,
+            committed=columns.committed,
+            not_drafted=columns.not_drafted,
             prefill_tokens=0,
             first_tokens=0,
             requests_drafting=len(batch.segments),
@@ -142,7 +178,9 @@ class DrivenEngine:
             kv_used_fraction=0.5,
             decision=self._decision,
         )
+        recorded_s = time.perf_counter()
         steering.record(rows)
+        return added_s + time.perf_counter() - recorded_s
 
 
 def paired(number: int) -> Iterator[bool]:

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from steersman_engine.bench.driven import DrivenEngine, paired, sample_hello
 from steersman_engine.link import Link
+from steersman_engine.steering import Launch, Steering
 
 STATES = ("alive", "stopped", "killed", "absent")
 
@@ -32,7 +33,7 @@ TRIM_FRACTION = 0.05
 
 
 class Added(Struct, frozen=True):
-    """Microseconds that steering added to a step."""
+    """Microseconds that `decide` and `record` took of the engine's thread in a step."""
 
     p50: float
     p99: float
@@ -52,6 +53,8 @@ class HookResult(Struct, frozen=True):
     """Of one batch size."""
 
     added_us: dict[str, Added]
+    floor_us: Added
+    """The same with a steering that does nothing: what this machine makes of the benchmark itself."""
     difference: Difference
 
 
@@ -95,7 +98,7 @@ def measure(
         with linked(folder / "absent.ipc") as link:
             progress(f"{requests} requests: sidecar absent")
             added["absent"] = _added(engine, link, steps)
-    return HookResult(added, difference)
+    return HookResult(added, _added(engine, Launch(), steps), difference)
 
 
 @contextmanager
@@ -146,8 +149,8 @@ def _bring_about(state: str, sidecar: "subprocess.Popen[bytes]") -> None:
         sidecar.wait()
 
 
-def _added(engine: DrivenEngine, link: Link, steps: int) -> Added:
-    added_us = sorted(engine.step(link)[0] * 1e6 for _ in range(steps))
+def _added(engine: DrivenEngine, steering: Steering, steps: int) -> Added:
+    added_us = sorted(engine.step(steering)[0] * 1e6 for _ in range(steps))
     return Added(p50=quantile(added_us, 0.5), p99=quantile(added_us, 0.99))
 
 

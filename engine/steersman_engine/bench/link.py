@@ -11,7 +11,7 @@ import msgspec
 
 from steersman_engine.bench import expiry, hook
 from steersman_engine.bench.expiry import Trial
-from steersman_engine.bench.hook import Command, HookResult
+from steersman_engine.bench.hook import Added, Command, HookResult
 from steersman_engine.bench.machine import machine, version
 
 REQUESTS = (64, 256)
@@ -76,24 +76,29 @@ def verdict(result: dict[str, Any]) -> dict[str, Any]:
 
 def _about_hook(hooks: Sequence[HookResult]) -> dict[str, Any]:
     added: dict[str, Any] = {}
+    floor: dict[str, Any] = {}
     for requests, result in zip(REQUESTS, hooks, strict=True):
-        states = {
-            state: {"p50": round(value.p50, 2), "p99": round(value.p99, 2)}
-            for state, value in result.added_us.items()
-        }
+        states = {state: _rounded(value) for state, value in result.added_us.items()}
         if requests == REQUESTS[0]:
             added |= states
+            floor |= _rounded(result.floor_us)
         else:
             added[f"at_{requests}"] = states
+            floor[f"at_{requests}"] = _rounded(result.floor_us)
     differences = {
         f"at_{requests}": msgspec.to_builtins(result.difference)
         for requests, result in zip(REQUESTS, hooks, strict=True)
     }
     return {
         "added_us": added,
+        "floor_us": floor,
         "step_difference_fraction": max(result.difference.fraction for result in hooks),
         "step_difference": differences,
     }
+
+
+def _rounded(added: Added) -> dict[str, float]:
+    return {"p50": round(added.p50, 2), "p99": round(added.p99, 2)}
 
 
 def _about_leases(virtual: Sequence[Trial], real: Sequence[Trial]) -> dict[str, Any]:

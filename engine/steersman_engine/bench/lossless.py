@@ -55,14 +55,15 @@ def verdict(runs: list[GreedyRun], sampled: dict[str, Any]) -> dict[str, Any]:
     accepted = sum(run.accepted for run in runs)
     divergences = sum(run.divergences for run in runs)
     planted_found = all(p < MIN_P_VALUE for p in sampled["planted_p_values"].values())
-    passed = (
-        divergences == 0
-        and drafted - accepted >= MIN_REJECTED
-        and sampled["p_value"] >= MIN_P_VALUE
-        and planted_found
-    )
+    demands = {
+        "divergences must be 0": divergences == 0,
+        f"rejected must be at least {MIN_REJECTED}": drafted - accepted >= MIN_REJECTED,
+        f"p_value must be at least {MIN_P_VALUE}": sampled["p_value"] >= MIN_P_VALUE,
+        f"p_value of planted faults must be below {MIN_P_VALUE}": planted_found,
+    }
     return {
-        "passed": passed,
+        "passed": all(demands.values()),
+        "failed": [demand for demand, met in demands.items() if not met],
         "divergences": divergences,
         "ties": sum(run.ties for run in runs),
         "drafted": drafted,

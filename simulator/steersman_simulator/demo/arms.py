@@ -46,10 +46,22 @@ class ArmRun(Struct, frozen=True):
         return [outcome for outcome in self.outcomes if not outcome.error]
 
     def reports(self, phase: str | None = None) -> list[StepReport]:
-        """Steps of a phase, or all."""
+        """Steps of a phase, or all. A phase lasts until its last request has ended."""
+        starts = self._phase_starts()
         return [
-            step.report for step in self.steps if phase is None or self.schedule.phase_at(step.at_s) == phase
+            step.report
+            for step in self.steps
+            if phase is None or phase == max(p for p in starts if p[0] <= max(step.at_s, 0.0))[1]
         ]
+
+    def _phase_starts(self) -> list[tuple[float, str]]:
+        # An arm that has not drained in time would bill its backlog to the phase that follows.
+        starts, ended_s = [], 0.0
+        for phase in self.schedule.phases:
+            starts.append((max(phase.start_s, ended_s), phase.name))
+            mine = (o.last_token_s or 0.0 for o in self.outcomes if o.phase == phase.name)
+            ended_s = max(ended_s, max(mine, default=0.0))
+        return starts
 
 
 def running_order(rounds: int, arms: Sequence[Arm] = ARMS) -> list[tuple[int, Arm]]:

@@ -22,7 +22,9 @@ FAILED = 1
 RESULT, REPORT = "result.json", "report.html"
 
 
-def run_demo(*, workload: Path | None, rounds: int, model: str, out: Path | None, as_json: bool) -> int:
+def run_demo(
+    *, workload: Path | None, rounds: int | None, model: str, out: Path | None, as_json: bool
+) -> int:
     """The exit code. Raises ValueError or OSError for bad input, before anything is started."""
     items = bundled_workload() if workload is None else read_workload(workload)
     model = _model(model)

@@ -23,7 +23,8 @@ def steered_vs_best(runs: Runs) -> Figures:
     """Speed of the steered arm over that of the better other arm, with its 95 % interval.
 
     `ratio` divides busy seconds per token of the other arm by those of the steered one, both pooled.
-    The interval is that of a ratio estimate over paired units (Cochran, Sampling Techniques, 6.4).
+    The interval is that of a ratio estimate over paired units (Cochran, Sampling Techniques, 6.4),
+    on the logarithm, since a ratio of seconds is skewed.
     `low` and `high` are None, with a `reason`, where there are fewer than two units.
     """
     others = {arm: busy_per_token(runs[arm]) for arm in (OFF.name, FIXED.name)}
@@ -41,10 +42,11 @@ def steered_vs_best(runs: Runs) -> Figures:
         "other_arms": {arm: seconds / steered for arm, seconds in others.items()},
         "by_unit": [above / below for above, below in pairs],
     }
-    half_width = _half_width(pairs)
+    half_width = _log_half_width(pairs)
     if half_width is None:
         return result | {"reason": f"{len(pairs)} {unit}: an interval needs at least two"}
-    return result | {"low": result["ratio"] - half_width, "high": result["ratio"] + half_width}
+    factor = math.exp(half_width)
+    return result | {"low": result["ratio"] / factor, "high": result["ratio"] * factor}
 
 
 def busy_per_token(runs: Sequence[ArmRun]) -> float:
@@ -118,14 +120,14 @@ def _paired(runs: Runs, best: str) -> tuple[str, list[tuple[float, float]]]:
     return "phases of rounds", pairs
 
 
-def _half_width(pairs: Sequence[tuple[float, float]]) -> float | None:
+def _log_half_width(pairs: Sequence[tuple[float, float]]) -> float | None:
     count = len(pairs)
     if count < 2:
         return None
     above, below = (sum(pair[i] for pair in pairs) for i in (0, 1))
     ratio = above / below
     residual = sum((x - ratio * y) ** 2 for x, y in pairs)
-    error = math.sqrt(residual * count / (count - 1)) / below
+    error = math.sqrt(residual * count / (count - 1)) / above
     quantile = _T95[count - 2] if count - 2 < len(_T95) else _T95_BEYOND
     return quantile * error
 

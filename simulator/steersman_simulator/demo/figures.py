@@ -146,9 +146,11 @@ def prediction(findings: Findings) -> Figure:
     predicted = np.array([p.predicted_s for p in findings.predictions]) * 1e3
     if len(actual):
         # Thousands of vector dots make a heavy page and show no more.
-        axis.scatter(actual, predicted, s=5, alpha=0.35, color="#1f7a8c", lw=0, rasterized=True)
-        top = float(max(actual.max(), predicted.max())) * 1.05
-        axis.plot([0, top], [0, top], color="#9aa3b2", lw=1)
+        axis.scatter(actual, predicted, s=6, alpha=0.35, color="#1f7a8c", lw=0, rasterized=True)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        ends = [float(min(actual.min(), predicted.min())), float(max(actual.max(), predicted.max()))]
+        axis.plot(ends, ends, color="#9aa3b2", lw=1)
     axis.set_xlabel("actual step, ms")
     axis.set_ylabel("predicted before the step, ms")
     return figure

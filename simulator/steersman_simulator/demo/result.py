@@ -53,7 +53,7 @@ def evaluate(live: Live, settings: Settings, *, started_at: str) -> Findings:
         "version": version("steersman"),
         "machine": machine(),
         "started_at": started_at,
-        "rounds": settings.rounds,
+        "rounds": max(run.round for run in live.runs),
         "order": [f"{run.round}:{run.arm}" for run in live.runs],
         "engine": _engine(live),
         "workload": _workload(live, settings),

@@ -29,6 +29,13 @@ SHOW_INTERVAL_S = 0.25
 RATE_WINDOW_S = 3.0
 WARM_UP_TOKENS = 8
 
+DEFAULT_ROUNDS = 2
+BUDGET_S = 390.0
+"""For the arms, where the user names no number of rounds."""
+
+LEAST_GAIN = 4.0
+"""A full batch is believed to give at least this many times the tokens per second of one request."""
+
 
 class Settings(Struct, frozen=True):
     """What `steersman demo` was asked for."""
@@ -36,7 +43,8 @@ class Settings(Struct, frozen=True):
     items: tuple[WorkItem, ...]
     workload: str
     """The file's name, for the report."""
-    rounds: int
+    rounds: int | None
+    """None: as many as fit into `BUDGET_S`, at most `DEFAULT_ROUNDS`."""
     folder: Path
     """Exists and is empty."""
     model: str = ""
@@ -80,10 +88,11 @@ def run_live(settings: Settings, view: View) -> Live:
         _set_policy(stack, settings.arms[0])
         pace = _measure_pace(stack, settings.items, children, view)
         schedule = make_schedule(settings.items, pace)
+        rounds = settings.rounds or _affordable(schedule, pace, len(settings.arms))
         spans = []
-        for number, arm in running_order(settings.rounds, settings.arms):
-            view.stage(f"round {number} of {settings.rounds}, arm {arm.name}")
-            spans.append(_run_arm(stack, arm, number, settings.rounds, schedule, children, view))
+        for number, arm in running_order(rounds, settings.arms):
+            view.stage(f"round {number} of {rounds}, arm {arm.name}")
+            spans.append(_run_arm(stack, arm, number, rounds, schedule, children, view))
         view.stage("stopping engine and sidecar")
     return _cut(settings.folder, stack, schedule, pace, spans)
 
@@ -97,19 +106,25 @@ def _set_policy(stack: Stack, arm: Arm) -> None:
 
 
 def _measure_pace(stack: Stack, items: Sequence[WorkItem], children: Children, view: View) -> Pace:
-    """Three small flights with drafting off: one to warm up, one request alone, one full batch."""
+    """Small flights with drafting off: one to warm up, one request alone, two full batches."""
     view.stage("measuring the machine's pace with drafting off")
     batch = stack.max_batch
     _fly(stack, _together(items[:2], WARM_UP_TOKENS), children)
     lone = _fly(stack, _together(items[:1], 2 * WARM_UP_TOKENS), children)[0]
-    crowd = _fly(stack, _together(items[-batch:], WARM_UP_TOKENS), children)
+    short, long = (_fly(stack, _together(items[-batch:], tokens), children) for tokens in (1, WARM_UP_TOKENS))
     first_s, lone_s = lone.ttft_s or 0.0, lone.tpot_s or 0.0
-    tokens = sum(outcome.tokens for outcome in crowd)
-    ends_s = max(outcome.last_token_s or 0.0 for outcome in crowd)
-    decode_s = max(0.0, ends_s - len(crowd) * first_s)
-    # A batch is never slower per token than one request alone, nor faster than a batch-fold.
-    crowded_s = min(max(decode_s / tokens, lone_s / batch), lone_s)
-    return Pace(first_s, lone_s, crowded_s)
+    short_s, long_s = (max(outcome.last_token_s or 0.0 for outcome in crowd) for crowd in (short, long))
+    tokens = max(1, sum(outcome.tokens - 1 for outcome in long))
+    # Something else on the machine may have disturbed so short a look; the bounds keep the arms short.
+    crowded_first_s = min(short_s / len(short), first_s)
+    crowded_s = min(max((long_s - short_s) / tokens, lone_s / batch), lone_s / LEAST_GAIN)
+    return Pace(first_s, lone_s, crowded_first_s, crowded_s)
+
+
+def _affordable(schedule: Schedule, pace: Pace, arms: int) -> int:
+    last = schedule.requests[-1]
+    arm_s = last.scheduled_s + pace.first_token_s + last.item.max_tokens * pace.lone_token_s
+    return max(1, min(DEFAULT_ROUNDS, int(BUDGET_S / (arms * arm_s))))
 
 
 def _together(items: Sequence[WorkItem], max_tokens: int) -> list[Request]:

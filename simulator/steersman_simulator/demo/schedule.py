@@ -13,13 +13,13 @@ from steersman_simulator.demo.workload import WorkItem
 
 QUIET, SATURATED, QUIET_AGAIN, GIVEN = "quiet", "saturated", "quiet_again", "given"
 
-QUIET_SHARE = 0.1
+QUIET_SHARE = 0.07
 """Of the requests, in each of the two quiet phases."""
 
 BURST_SHARE = 0.15
 """The burst arrives within this share of the time that it takes to serve."""
 
-SLACK = 1.15
+SLACK = 1.2
 """The last phase starts when an arm this much slower than drafting off would have drained."""
 
 
@@ -30,8 +30,10 @@ class Pace(Struct, frozen=True):
     """A lone request, sent to first token."""
     lone_token_s: float
     """A lone request, per further token."""
+    crowded_first_s: float
+    """A full batch, per request for its first token."""
     crowded_token_s: float
-    """A full batch, per token of any of its requests."""
+    """A full batch, per further token of any of its requests."""
 
 
 class Request(Struct, frozen=True):
@@ -70,10 +72,10 @@ class Schedule(Struct, frozen=True):
 def make_schedule(items: Sequence[WorkItem], pace: Pace) -> Schedule:
     """The schedule of one arm; items without arrivals are spread in order over the three phases.
 
-    >>> pace = Pace(first_token_s=0.5, lone_token_s=0.1, crowded_token_s=0.01)
-    >>> plan = make_schedule([WorkItem(prompt="a", max_tokens=10)] * 20, pace)
+    >>> pace = Pace(first_token_s=0.5, lone_token_s=0.1, crowded_first_s=0.4, crowded_token_s=0.01)
+    >>> plan = make_schedule([WorkItem(prompt="a", max_tokens=10)] * 22, pace)
     >>> [(phase.name, round(phase.start_s, 2)) for phase in plan.phases]
-    [('quiet', 0.0), ('saturated', 3.0), ('quiet_again', 15.0)]
+    [('quiet', 0.0), ('saturated', 3.0), ('quiet_again', 13.8)]
     """
     if all(item.arrival_s is not None for item in items):
         return _given(items)
@@ -103,7 +105,7 @@ def _one_by_one(items: Sequence[WorkItem], pace: Pace) -> tuple[list[float], flo
 
 def _burst(items: Sequence[WorkItem], pace: Pace) -> tuple[list[float], float]:
     tokens = sum(item.max_tokens for item in items)
-    service_s = len(items) * pace.first_token_s + tokens * pace.crowded_token_s
+    service_s = len(items) * pace.crowded_first_s + tokens * pace.crowded_token_s
     return [service_s * BURST_SHARE / len(items)] * len(items), service_s * SLACK
 
 

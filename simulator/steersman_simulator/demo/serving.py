@@ -16,7 +16,9 @@ SIDECAR_START_S = 60.0
 ENGINE_START_S = 300.0
 """A first start converts the bundled model."""
 
-MAX_BATCH = 16
+MAX_BATCH = 32
+"""Enough that a forward over all drafts of a full batch is bound by arithmetic, also on two cores."""
+
 K_MAX = 8
 LAUNCH_K = 0
 MIN_NGRAM = 1
