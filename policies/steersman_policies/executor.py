@@ -6,7 +6,7 @@ The order of the rules is fixed, and the first three bypass dwell:
 2. pause    an operator said so: the launch setting
 3. lease    no valid lease: the fallback table (the launch setting where there is none)
 4. deficit  a segment behind its SLO uses the deficit table
-5. dwell    a K that was changed a moment ago stays
+5. dwell    a K that was changed a moment ago stays (not as long against lowering as against raising)
 6. explore  with a small, replayable probability one segment tries another K
 7. table    what the plan says
 
@@ -198,7 +198,12 @@ class Executor:
             if held is None or held == k:
                 continue
             since_step, since_s = self._since[segment]
-            if step - since_step < dwell.steps or now_s - since_s < dwell.seconds:
+            waited = step - since_step
+            if k < held:
+                too_soon = waited < min(dwell.lower_steps, dwell.steps)
+            else:
+                too_soon = waited < dwell.steps or now_s - since_s < dwell.seconds
+            if too_soon:
                 lengths[segment] = held
                 held_back = True
         return held_back

@@ -33,10 +33,16 @@ class Explore(Struct, frozen=True, array_like=True):
 
 
 class Dwell(Struct, frozen=True, array_like=True):
-    """The least time between two changes of one segment's K; both limits must have passed."""
+    """The least time between two changes of one segment's K.
+
+    Raising K is a bet and waits for both `steps` and `seconds`. Lowering it is what a rising load
+    asks for, and the batch pays for every step of delay: it waits for `lower_steps`, or `steps` where
+    these are fewer.
+    """
 
     steps: Count = 20
     seconds: Seconds = 0.25
+    lower_steps: Count = 2
 
 
 class Slo(Struct, frozen=True, array_like=True):

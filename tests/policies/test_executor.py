@@ -59,7 +59,7 @@ def steered(plan: Plan = PLAN, lease_s: float = 1.0) -> Executor:
 
 def test_every_rule_gives_way_to_those_before_it() -> None:
     """With all reasons present at once, taking them away one by one shows their order."""
-    plan = change(PLAN, explore=Explore(1, 1.0, (0,)), dwell=Dwell(steps=1_000, seconds=0.0))
+    plan = change(PLAN, explore=Explore(1, 1.0, (0,)), dwell=Dwell(steps=1_000, seconds=0.0, lower_steps=1_000))
     executor = steered(plan)
     executor.decide(load(), 0.0)
     for _ in range(BARREN_STEPS):
@@ -82,7 +82,7 @@ def test_every_rule_gives_way_to_those_before_it() -> None:
 
 def test_guard_pause_and_lease_bypass_dwell() -> None:
     """A K that was changed a moment ago gives way at once."""
-    plan = change(PLAN, dwell=Dwell(steps=1_000, seconds=1_000.0))
+    plan = change(PLAN, dwell=Dwell(steps=1_000, seconds=1_000.0, lower_steps=1_000))
     executor = steered(plan)
     assert executor.decide(load(), 0.0).proposal_length == {"code": 6, "chat": 3}
     executor.paused = True
@@ -236,18 +236,31 @@ def test_a_sidecar_that_dies_in_shadow_leaves_the_launch_setting() -> None:
     ("step", "now_s", "moved"), [(19, 0.9, False), (20, 0.2, False), (20, 0.25, True), (19, 0.1, False)]
 )
 def test_both_limits_of_dwell_must_have_passed(step: int, now_s: float, moved: bool) -> None:
-    """Steps and seconds, counted from the last change of that segment."""
+    """To raise K: steps and seconds, counted from the last change of that segment."""
     executor = steered(change(PLAN, dwell=Dwell(steps=20, seconds=0.25)))
-    assert executor.decide(load(0), 0.0).proposal_length["code"] == 6
-    decision = executor.decide(load(step, mean_context_tokens=500.0), now_s)
-    assert decision.proposal_length["code"] == (5 if moved else 6)
+    assert executor.decide(load(0, mean_context_tokens=500.0), 0.0).proposal_length["code"] == 5
+    decision = executor.decide(load(step), now_s)
+    assert decision.proposal_length["code"] == (6 if moved else 5)
     assert decision.reason == ("table" if moved else "dwell")
     assert decision.switched == moved
 
 
+@pytest.mark.parametrize(("step", "moved"), [(1, False), (2, True)])
+def test_lowering_waits_for_a_few_steps_only(step: int, moved: bool) -> None:
+    """A rising load is answered soon, whatever the seconds; the way back up takes the whole dwell."""
+    executor = steered(change(PLAN, dwell=Dwell(steps=20, seconds=9.0, lower_steps=2)))
+    executor.decide(load(0), 0.0)
+    lowered = executor.decide(load(step, mean_context_tokens=500.0), 0.01)
+    assert lowered.proposal_length["code"] == (5 if moved else 6)
+    if moved:
+        executor.renew(Lease(plan_id=1), 99.0)
+        assert executor.decide(load(step + 19), 99.0).reason == "dwell"
+        assert executor.decide(load(step + 20), 99.0).proposal_length["code"] == 6
+
+
 def test_dwell_counts_for_each_segment_alone() -> None:
     """A segment that comes in later may be given any K at once, and then waits in its turn."""
-    executor = steered(change(PLAN, dwell=Dwell(steps=10, seconds=0.0)))
+    executor = steered(change(PLAN, dwell=Dwell(steps=10, seconds=0.0, lower_steps=10)))
     executor.decide(load(0, decode_requests={"code": 1}), 0.0)
     both = executor.decide(load(8, mean_context_tokens=500.0), 0.1)
     assert both.proposal_length == {"code": 6, "chat": 3}

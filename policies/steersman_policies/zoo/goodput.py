@@ -27,6 +27,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """Candidates this close to the best count as equal; the one with fewest draft tokens wins."""
     dwell_steps: Count = 20
     dwell_s: Seconds = 0.25
+    dwell_lower_steps: Count = 2
     explore: Fraction = 0.02
     """Share of steps that try another K on one segment, once every live segment is known."""
     explore_unknown: Fraction = 0.2
@@ -48,7 +49,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
             proposal_length=self._tables(view, menus, 0.0),
             prefill_proposal_length=prefill,
             fallback=self._fallback(view),
-            dwell=Dwell(steps=self.dwell_steps, seconds=self.dwell_s),
+            dwell=Dwell(self.dwell_steps, self.dwell_s, self.dwell_lower_steps),
             explore=self._explore(view, menus[0]),
         )
         return plan, memory
