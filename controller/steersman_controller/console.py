@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from steersman_controller.admin import EngineStatus, Status
-from steersman_controller.push import Outcome
+from steersman_controller.sidecar.admin import EngineStatus, Status
+from steersman_controller.sidecar.push import Outcome
 
 _WORDS = {"ack": "ACK", "nack": "NACK", "timeout": "no answer"}
 

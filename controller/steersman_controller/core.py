@@ -9,11 +9,11 @@ from typing import Literal
 
 import msgspec
 
-from steersman_controller.acceptance import Acceptance
-from steersman_controller.cost import CostModel
+from steersman_controller.belief.acceptance import Acceptance
+from steersman_controller.belief.cost import CostModel
+from steersman_controller.belief.evidence import CONTEXTS
+from steersman_controller.belief.load import RecentLoad
 from steersman_controller.events import ControllerConfig
-from steersman_controller.evidence import CONTEXTS
-from steersman_controller.load import RecentLoad
 from steersman_controller.snapshot import Contents, seal, unseal
 from steersman_controller.status import Status, phase_error
 from steersman_policies import policy as policies

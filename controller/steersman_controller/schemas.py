@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from steersman_controller.admin import Reply, Request
-from steersman_controller.config import SidecarConfig
 from steersman_controller.events import Event
+from steersman_controller.sidecar.admin import Reply, Request
+from steersman_controller.sidecar.config import SidecarConfig
 from steersman_policies.codec import SCHEMA, Envelope
 
 

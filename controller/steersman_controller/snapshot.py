@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from steersman_controller.cost import CostState
-from steersman_controller.evidence import Evidence
-from steersman_controller.load import LoadState
+from steersman_controller.belief.cost import CostState
+from steersman_controller.belief.evidence import Evidence
+from steersman_controller.belief.load import LoadState
 from steersman_policies.messages import Hello
 from steersman_policies.plan import Plan
 

@@ -35,7 +35,7 @@ def serve(
     # The engine needs the cores; this must be said before numpy is imported.
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(threads, "1")
-    from steersman_controller.config import read_config
+    from steersman_controller.sidecar.config import read_config
 
     flags: dict[str, Any] = {
         "telemetry": telemetry,
@@ -52,7 +52,7 @@ def serve(
     read = read_config(config, os.environ, given)
     if print_config:
         return _print_config(read, as_json)
-    from steersman_controller.serving import serve as serve_sidecar
+    from steersman_controller.sidecar.serving import serve as serve_sidecar
 
     return serve_sidecar(read, as_json=as_json)
 
@@ -69,7 +69,7 @@ def policy_push(
 
     A wrong name or parameter is refused (NACK) and nothing changes. Exit code 1 on any NACK or timeout.
     """
-    from steersman_controller.admin import PolicyRequest
+    from steersman_controller.sidecar.admin import PolicyRequest
 
     params = _params(param)
     wanted = PolicyRequest(policy=name, params=params, engine_id=engine)
@@ -81,7 +81,7 @@ def policy_status(admin: Admin = "", timeout_s: Timeout = 5.0, as_json: Json = F
     import msgspec
 
     from steersman_controller.console import status_lines
-    from steersman_controller.push import status
+    from steersman_controller.sidecar.push import status
 
     found = status(_endpoint(admin), timeout_s)
     if as_json:
@@ -126,8 +126,8 @@ def trace_inspect(
     as_json: Json = False,
 ) -> int:
     """Say what a recording holds: events, engines, seconds, segments, policies, and what was lost."""
-    from steersman_controller.inspection import summary, summary_lines
-    from steersman_controller.recording import read_recording
+    from steersman_controller.trace.inspection import summary, summary_lines
+    from steersman_controller.trace.recording import read_recording
 
     recording = read_recording(path)
     if recording.warning is not None:
@@ -138,7 +138,7 @@ def trace_inspect(
 
 
 def _mode(action: str, engine: str, all_engines: bool, admin: str, timeout_s: float, as_json: bool) -> int:
-    from steersman_controller.admin import ModeRequest
+    from steersman_controller.sidecar.admin import ModeRequest
 
     if bool(engine) == all_engines:
         raise ValueError(f"{action}: name one ENGINE, or use --all")
@@ -150,7 +150,7 @@ def _change(wanted: Any, named: dict[str, Any], admin: str, timeout_s: float, as
     import msgspec
 
     from steersman_controller.console import outcome_lines
-    from steersman_controller.push import request
+    from steersman_controller.sidecar.push import request
 
     outcome = request(_endpoint(admin), wanted, timeout_s)
     if as_json:
@@ -163,7 +163,7 @@ def _change(wanted: Any, named: dict[str, Any], admin: str, timeout_s: float, as
 
 
 def _endpoint(admin: str) -> str:
-    from steersman_controller.endpoints import default_endpoint
+    from steersman_controller.sidecar.endpoints import default_endpoint
 
     return admin or default_endpoint("admin")
 
@@ -184,7 +184,7 @@ def _params(given: list[str] | None) -> dict[str, Any]:
 def _print_config(config: Any, as_json: bool) -> int:
     import yaml
 
-    from steersman_controller.shape import plain
+    from steersman_controller.sidecar.shape import plain
 
     tree = plain(config)
     print(json.dumps(tree) if as_json else yaml.safe_dump(tree, sort_keys=False), end="\n" if as_json else "")

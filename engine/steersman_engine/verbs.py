@@ -39,7 +39,7 @@ def serve(
     as_json: AsJson = False,
 ) -> None:
     """Serve a model over an OpenAI-compatible HTTP interface, steered by a sidecar if there is one."""
-    from steersman_engine.serve import Settings, run
+    from steersman_engine.server.serve import Settings, run
 
     if sidecar is not None and no_sidecar:
         raise ValueError("sidecar: --sidecar and --no-sidecar exclude each other")

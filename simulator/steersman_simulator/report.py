@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from steersman_controller.events import Event
-from steersman_controller.journal import JournalWriter, encode_event
+from steersman_controller.trace.journal import JournalWriter, encode_event
 from steersman_simulator.summary import rounded
 
 _COUNTS = (

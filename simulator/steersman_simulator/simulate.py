@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from steersman_controller.events import ControllerConfig, Started
-from steersman_controller.recording import read_recording
+from steersman_controller.trace.recording import read_recording
 from steersman_policies.codec import SCHEMA
 from steersman_policies.messages import Hello
 from steersman_policies.policy import load as load_policy

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import zmq
 
-from steersman_controller.config import SidecarConfig, read_config
-from steersman_controller.metrics import Metrics
-from steersman_controller.server import Sidecar
+from steersman_controller.sidecar.config import SidecarConfig, read_config
+from steersman_controller.sidecar.metrics import Metrics
+from steersman_controller.sidecar.server import Sidecar
 from steersman_policies.codec import Envelope, FromEngine, FromSidecar, decode, encode, fingerprint_digest
 from steersman_policies.messages import Fingerprint, Group, Hello, Lease, PlanAck, RequestReport, StepReport
 from steersman_policies.plan import Plan, refusal

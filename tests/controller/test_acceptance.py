@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from steersman_controller.acceptance import Acceptance
-from steersman_controller.evidence import Surprise
+from steersman_controller.belief.acceptance import Acceptance
+from steersman_controller.belief.evidence import Surprise
 from steersman_policies.messages import Group
 from steersman_policies.view import SegmentBelief
 

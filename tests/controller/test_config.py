@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from steersman_controller.config import read_config
-from steersman_controller.endpoints import claim, default_endpoint, prepare
-from steersman_controller.shape import plain
+from steersman_controller.sidecar.config import read_config
+from steersman_controller.sidecar.endpoints import claim, default_endpoint, prepare
+from steersman_controller.sidecar.shape import plain
 
 
 def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:

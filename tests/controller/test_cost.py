@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from steersman_controller.cost import CostModel
-from steersman_controller.fit import Line
+from steersman_controller.belief.cost import CostModel
+from steersman_controller.belief.fit import Line
 from steersman_policies.messages import Fingerprint, Hello, StepReport
 
 FINGERPRINT = Fingerprint("toy", "1", "target", "drafter", "1", "model", "none", "float32", "cpu", "eager")

@@ -11,8 +11,8 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from steersman_controller.config import SidecarConfig
-from steersman_controller.metrics import REASONS, Metrics
+from steersman_controller.sidecar.config import SidecarConfig
+from steersman_controller.sidecar.metrics import REASONS, Metrics
 from steersman_policies.messages import Hello, RequestReport, StepReport
 from steersman_policies.units import MAX_SEGMENTS
 from steersman_policies.view import SegmentBelief

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import zmq
 
-from steersman_controller.admin import (
+from steersman_controller.sidecar.admin import (
     Accepted,
     ModeRequest,
     PolicyRequest,
@@ -19,8 +19,8 @@ from steersman_controller.admin import (
     StatusRequest,
     ask,
 )
-from steersman_controller.config import SidecarConfig
-from steersman_controller.desk import answer
+from steersman_controller.sidecar.config import SidecarConfig
+from steersman_controller.sidecar.desk import answer
 from steersman_policies.codec import fingerprint_digest
 from steersman_policies.executor import Executor, Load
 from steersman_policies.messages import Hello, Lease

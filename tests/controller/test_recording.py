@@ -18,10 +18,10 @@ from steersman_controller.events import (
     Started,
     Ticked,
 )
-from steersman_controller.journal import MAGIC, JournalWriter, encode_event
-from steersman_controller.parquet import convert
-from steersman_controller.recorder import Recorder
-from steersman_controller.recording import read_recording
+from steersman_controller.trace.journal import MAGIC, JournalWriter, encode_event
+from steersman_controller.trace.parquet import convert
+from steersman_controller.trace.recorder import Recorder
+from steersman_controller.trace.recording import read_recording
 from steersman_policies.messages import Hello, PlanAck, RequestReport, StepReport
 
 Step = Callable[..., StepReport]

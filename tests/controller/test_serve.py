@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from steersman_controller.recording import read_recording
+from steersman_controller.trace.recording import read_recording
 from steersman_policies.messages import Hello, Lease, PlanAck, StepReport
 from steersman_policies.plan import Plan
 

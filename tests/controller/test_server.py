@@ -8,15 +8,15 @@ import msgspec
 import pytest
 import zmq
 
-from steersman_controller import desk
-from steersman_controller.admin import ModeRequest, PolicyRequest
-from steersman_controller.config import SidecarConfig
 from steersman_controller.events import Received, Restored, Started, Ticked
 from steersman_controller.fleet import Fleet
-from steersman_controller.recorder import Recorder
-from steersman_controller.recording import read_recording
-from steersman_controller.snapshots import Snapshots
-from steersman_controller.wire import MAX_ENGINES, REFUSALS
+from steersman_controller.sidecar import desk
+from steersman_controller.sidecar.admin import ModeRequest, PolicyRequest
+from steersman_controller.sidecar.config import SidecarConfig
+from steersman_controller.sidecar.snapshots import Snapshots
+from steersman_controller.sidecar.wire import MAX_ENGINES, REFUSALS
+from steersman_controller.trace.recorder import Recorder
+from steersman_controller.trace.recording import read_recording
 from steersman_policies.codec import MAX_FRAME_BYTES, Envelope, WireReason, encode
 from steersman_policies.messages import Hello, Lease, StepReport
 from steersman_policies.plan import Plan

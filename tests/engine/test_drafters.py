@@ -1,8 +1,8 @@
 import pytest
 from tiny_models import engine_of, submit, target_of
 
+from steersman_engine.decode.request import Request, Sampling
 from steersman_engine.drafters.prompt_lookup import Index, PromptLookup
-from steersman_engine.request import Request, Sampling
 
 SIZES = range(4, 1, -1)
 

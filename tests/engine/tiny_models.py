@@ -15,11 +15,11 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from steersman_engine.decode.engine import Engine
+from steersman_engine.decode.model import TargetModel
+from steersman_engine.decode.request import Request, Sampling
 from steersman_engine.drafters.drafter import Drafter
 from steersman_engine.drafters.prompt_lookup import PromptLookup
-from steersman_engine.engine import Engine
-from steersman_engine.model import TargetModel
-from steersman_engine.request import Request, Sampling
 from steersman_engine.steering import Launch, Steering
 
 torch.set_num_threads(1)

@@ -16,7 +16,7 @@ FORBIDDEN = {
     "steersman_engine.link": ["torch", "transformers", "numpy", "steersman_controller", "sklearn"],
     "steersman_engine.telemetry": ["torch", "transformers", "numpy", "zmq"],
     "steersman_engine.rows": ["torch", "transformers", "numpy", "zmq"],
-    "steersman_engine.engine": ["steersman_controller", "steersman_simulator", "simpy", "sklearn"],
+    "steersman_engine.decode.engine": ["steersman_controller", "steersman_simulator", "simpy", "sklearn"],
     "steersman_simulator.verbs": ["numpy", "simpy", "torch", "matplotlib", "pyarrow"],
     "steersman_simulator.world": ["torch", "transformers", "steersman_engine", "zmq"],
 }

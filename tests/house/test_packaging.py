@@ -47,7 +47,7 @@ def test_every_verb_loads() -> None:
 def test_version_is_printed() -> None:
     """`steersman --version` prints the version of the distribution."""
     done = subprocess.run(
-        [sys.executable, "-m", "steersman_controller.cli", "--version"],
+        [sys.executable, "-m", "steersman_controller", "--version"],
         capture_output=True,
         text=True,
         check=True,

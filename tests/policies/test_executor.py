@@ -59,7 +59,9 @@ def steered(plan: Plan = PLAN, lease_s: float = 1.0) -> Executor:
 
 def test_every_rule_gives_way_to_those_before_it() -> None:
     """With all reasons present at once, taking them away one by one shows their order."""
-    plan = change(PLAN, explore=Explore(1, 1.0, (0,)), dwell=Dwell(steps=1_000, seconds=0.0, lower_steps=1_000))
+    plan = change(
+        PLAN, explore=Explore(1, 1.0, (0,)), dwell=Dwell(steps=1_000, seconds=0.0, lower_steps=1_000)
+    )
     executor = steered(plan)
     executor.decide(load(), 0.0)
     for _ in range(BARREN_STEPS):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from steersman_controller.events import ControllerConfig, Event
-from steersman_controller.journal import JournalWriter, encode_event
+from steersman_controller.trace.journal import JournalWriter, encode_event
 from steersman_policies.messages import Fingerprint, Hello
 from steersman_simulator.acceptance import AcceptanceTruth, SegmentTruth
 from steersman_simulator.arrivals import Arrival

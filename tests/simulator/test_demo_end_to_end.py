@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from steersman_controller.recording import read_recording
+from steersman_controller.trace.recording import read_recording
 from steersman_simulator.demo.workload import bundled_workload
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from steersman_controller.events import ControllerConfig
-from steersman_controller.recording import read_recording
+from steersman_controller.trace.recording import read_recording
 from steersman_policies.messages import Hello
 from steersman_simulator.acceptance import AcceptanceTruth
 from steersman_simulator.arrivals import Arrival

@@ -7,11 +7,11 @@ import pytest
 import simpy
 import zmq
 
-from steersman_controller.config import PolicyChoice, SidecarConfig
 from steersman_controller.events import ControllerConfig, Event, PolicySet, Received, Started, Ticked
-from steersman_controller.metrics import Metrics
-from steersman_controller.recording import read_recording
-from steersman_controller.server import Sidecar
+from steersman_controller.sidecar.config import PolicyChoice, SidecarConfig
+from steersman_controller.sidecar.metrics import Metrics
+from steersman_controller.sidecar.server import Sidecar
+from steersman_controller.trace.recording import read_recording
 from steersman_policies.codec import SCHEMA, Envelope, decode, encode
 from steersman_policies.messages import StepReport
 from steersman_policies.plan import Plan

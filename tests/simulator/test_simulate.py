@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from steersman_controller.cli import run as cli
-from steersman_controller.recording import read_recording
+from steersman_controller.trace.recording import read_recording
 from steersman_simulator.simulate import Settings, arm_summary, fit, rerun, simulate, window_summary
 from steersman_simulator.truth import ConstantSteps
 from steersman_simulator.windows import engine_trace

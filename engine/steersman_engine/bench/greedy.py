@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from steersman_engine.attention import Chunk
+from steersman_engine.decode.attention import Chunk
+from steersman_engine.decode.engine import Engine
+from steersman_engine.decode.model import TargetModel
+from steersman_engine.decode.request import Request, Sampling
+from steersman_engine.decode.slots import SlotCache
 from steersman_engine.drafters.prompt_lookup import PromptLookup
-from steersman_engine.engine import Engine
-from steersman_engine.model import TargetModel
-from steersman_engine.request import Request, Sampling
-from steersman_engine.slots import SlotCache
 from steersman_engine.steering import Launch, Steering
 from steersman_policies.executor import Decision, Load, mix
 

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from steersman_engine.attention import Chunk
 from steersman_engine.bench.chisquare import goodness_p, two_sample_p
 from steersman_engine.bench.greedy import RandomK
+from steersman_engine.decode.attention import Chunk
+from steersman_engine.decode.engine import Engine
+from steersman_engine.decode.model import TargetModel
+from steersman_engine.decode.request import Request, Sampling
+from steersman_engine.decode.sampling import inverse_cdf, rejection_sample, target_probs_of
+from steersman_engine.decode.slots import SlotCache
 from steersman_engine.drafters.drafter import Drafter, Proposal
 from steersman_engine.drafters.prompt_lookup import PromptLookup
-from steersman_engine.engine import Engine
-from steersman_engine.model import TargetModel
-from steersman_engine.request import Request, Sampling
-from steersman_engine.sampling import inverse_cdf, rejection_sample, target_probs_of
-from steersman_engine.slots import SlotCache
 from steersman_engine.steering import Launch, Steering
 
 VOCAB = 6

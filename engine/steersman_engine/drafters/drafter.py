@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from steersman_engine.request import Request
+from steersman_engine.decode.request import Request
 from steersman_policies.messages import NotDrafted
 
 

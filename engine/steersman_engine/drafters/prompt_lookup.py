@@ -6,8 +6,8 @@ edits, extraction and summaries. Saxena 2023, "Prompt lookup decoding".
 
 from collections.abc import Sequence
 
+from steersman_engine.decode.request import Request
 from steersman_engine.drafters.drafter import Proposal
-from steersman_engine.request import Request
 
 NO_MATCH = Proposal(not_drafted="no_match")
 

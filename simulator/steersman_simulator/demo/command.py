@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from steersman_controller.parquet import convert
-from steersman_controller.recording import JOURNAL, PARQUET
+from steersman_controller.trace.parquet import convert
+from steersman_controller.trace.recording import JOURNAL, PARQUET
 from steersman_simulator.demo import console
 from steersman_simulator.demo.live import make_view
 from steersman_simulator.demo.processes import ChildError

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from steersman_controller.admin import PolicyRequest, Status
 from steersman_controller.events import ControllerConfig, Received
-from steersman_controller.push import request as push
-from steersman_controller.push import status
-from steersman_controller.recording import Recording, read_recording
+from steersman_controller.sidecar.admin import PolicyRequest, Status
+from steersman_controller.sidecar.push import request as push
+from steersman_controller.sidecar.push import status
+from steersman_controller.trace.recording import Recording, read_recording
 from steersman_policies.messages import Hello, RequestReport, StepReport
 from steersman_simulator.demo.arms import ARMS, Arm, ArmRun, TimedStep, running_order
 from steersman_simulator.demo.client import Flight, Outcome

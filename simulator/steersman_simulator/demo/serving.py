@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 from msgspec import Struct
 
-from steersman_controller.push import status
+from steersman_controller.sidecar.push import status
 from steersman_simulator.demo.arms import ARMS
 from steersman_simulator.demo.live import View
 from steersman_simulator.demo.processes import Child, Children, free_port

@@ -1,0 +1,1 @@
+"""What the controller believes: the cost of a step, the acceptance of drafts, the load."""

@@ -1,0 +1,1 @@
+"""The process beside the engine: sockets, operators, metrics, files."""

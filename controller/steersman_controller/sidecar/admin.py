@@ -1,0 +1,135 @@
+"""How operators talk to a running sidecar: one typed JSON request, one typed JSON reply."""
+
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import zmq
+from msgspec import Struct
+
+from steersman_controller.sidecar.endpoints import IPC
+from steersman_policies.units import Name
+
+MAX_REQUEST_BYTES = 1 << 16
+
+_ADVICE = "start one with `steersman serve` or name its --admin endpoint"
+
+
+class StatusRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="status"):
+    """Asks for a `Status`."""
+
+
+class PolicyRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="policy_set"):
+    """Asks for another policy on one engine; empty: on all, and on those that come later."""
+
+    policy: Name
+    params: dict[str, Any] = {}
+    engine_id: Name = ""
+
+
+class ModeRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="mode_set"):
+    """`pause`: the launch setting, at once. `resume`: the mode that the sidecar was started in."""
+
+    action: Literal["pause", "resume"]
+    engine_id: Name = ""
+
+
+Request: TypeAlias = StatusRequest | PolicyRequest | ModeRequest
+
+
+class EngineStatus(Struct, frozen=True):
+    """One engine as the sidecar sees it."""
+
+    engine_id: str
+    mode: str
+    policy: str
+    policy_version: str
+    params: dict[str, Any]
+    plan_id: int | None
+    """The newest plan."""
+    plan_policy: str
+    """The policy that made it."""
+    acked_plan_id: int | None
+    """The newest plan that the engine put in force; what leases are given for."""
+    refused_plan_id: int | None
+    refusal: str
+    """Why the engine refused that plan; empty where it refused none."""
+    silent_s: float
+    """Since the last frame."""
+    proposal_length: dict[str, int]
+    """K by segment in force, as last reported."""
+    would_be: dict[str, int]
+    frames: int
+    frames_lost: int
+    frames_duplicate: int
+
+
+class Status(Struct, frozen=True, tag="status"):
+    """A sidecar and its engines."""
+
+    version: str
+    epoch: int
+    pid: int
+    mode: str
+    policy: str
+    params: dict[str, Any]
+    telemetry: str
+    recording: str
+    engines: list[EngineStatus]
+    refused_frames: dict[str, int]
+
+
+class Accepted(Struct, frozen=True, tag="accepted"):
+    """The request holds. For each engine: the plan that carries it out, to be ACKed by the engine."""
+
+    plan_ids: dict[str, int]
+    mode: str = ""
+    """The mode after a `ModeRequest`."""
+
+
+class Rejected(Struct, frozen=True, tag="rejected"):
+    """Nothing was changed, and why."""
+
+    reason: str
+
+
+Reply: TypeAlias = Status | Accepted | Rejected
+
+_encoder = msgspec.json.Encoder()
+_requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+_replies: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
+
+
+def decode_request(payload: bytes) -> Request | Rejected:
+    """The request in a frame, or the answer to what is none."""
+    try:
+        return _requests.decode(payload)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        return Rejected(f"request: {error}")
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """The frame that carries a reply."""
+    return _encoder.encode(reply)
+
+
+def ask(endpoint: str, request: Request, timeout_s: float) -> Reply:
+    """The sidecar's reply. Raises ValueError in one line where none answers in time."""
+    if endpoint.startswith(IPC) and not Path(endpoint.removeprefix(IPC)).exists():
+        raise ValueError(f"--admin: no sidecar at {endpoint}; {_ADVICE}")
+    context = zmq.Context()
+    socket = context.socket(zmq.REQ)
+    try:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(endpoint)
+        socket.send(_encoder.encode(request))
+        if not socket.poll(round(timeout_s * 1000.0)):
+            raise ValueError(f"--admin: no sidecar answers at {endpoint} within {timeout_s:g} s; {_ADVICE}")
+        return _replies.decode(socket.recv())
+    except zmq.ZMQError as error:
+        raise ValueError(f"--admin: cannot reach {endpoint}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise ValueError(f"--admin: {endpoint} answers like no sidecar of this version ({error})") from None
+    finally:
+        socket.close()
+        context.term()

@@ -1,0 +1,140 @@
+"""The sidecar's configuration: one strict YAML file, overridden by the environment, then by flags.
+
+An unknown key is an error that says where it is, what it may have meant and what is allowed.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from steersman_controller.events import ControllerConfig
+from steersman_controller.sidecar.endpoints import default_endpoint
+from steersman_controller.sidecar.shape import shaped
+from steersman_policies.units import Name
+
+ENV_PREFIX = "STEERSMAN__"
+MIN_PLAN_INTERVAL_S = 0.01
+
+
+class PolicyChoice(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which policy plans, until an operator pushes another."""
+
+    name: Name = "goodput"
+    params: dict[str, Any] = {}
+
+
+class SidecarConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything `steersman serve` can be told. An empty string means: not used."""
+
+    telemetry: str = ""
+    """Endpoint that engines connect to; the default is in the user's runtime folder."""
+    admin: str = ""
+    """Endpoint of the operator's verbs."""
+    insecure: bool = False
+    """Bind where other machines can connect, without keys."""
+    record: str = ""
+    """Folder for the recording."""
+    state_dir: str = ""
+    """Folder for snapshots of what was learned."""
+    metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 9464
+    """On 127.0.0.1; 0 switches the exporter off."""
+    lease_s: Annotated[float, Meta(ge=0.2, le=60.0)] = 1.0
+    policy: PolicyChoice = PolicyChoice()
+    controller: ControllerConfig = ControllerConfig()
+
+
+def read_config(path: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]) -> SidecarConfig:
+    """The configuration, with default endpoints filled in.
+
+    `flags` maps dotted keys to values. Raises ValueError with one line: source, key, what is allowed.
+
+    >>> read_config(None, {"STEERSMAN__CONTROLLER__MODE": "steer"}, {"lease_s": 2}).controller.mode
+    'steer'
+    >>> read_config(None, {}, {"controller.moed": "steer"})
+    Traceback (most recent call last):
+    ...
+    ValueError: --controller.moed: unknown key 'controller.moed', did you mean 'mode'?; allowed: ...
+    """
+    merged: dict[str, Any] = {}
+    for where, tree in _sources(path, environment, flags):
+        checked = shaped(tree, SidecarConfig, where)
+        _converted(checked, where)  # now, so that the error names the source
+        merged = _merged(merged, checked)
+    config = _converted(merged, "configuration")
+    return msgspec.structs.replace(
+        config,
+        telemetry=config.telemetry or default_endpoint("telemetry"),
+        admin=config.admin or default_endpoint("admin"),
+    )
+
+
+def _sources(
+    path: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    if path is not None:
+        yield str(path), _read_yaml(path)
+    for name in sorted(environment):
+        if name.startswith(ENV_PREFIX):
+            yield name, _nested(_env_keys(name), _env_value(name, environment))
+    for key, value in flags.items():
+        yield f"--{key}", _nested(key.split("."), value)
+
+
+def _converted(tree: dict[str, Any], where: str) -> SidecarConfig:
+    try:
+        config = msgspec.convert(tree, SidecarConfig)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$.")
+        key = place.rstrip("`")
+        raise ValueError(f"{where}: {key}: {text}, found {_found(tree, key)}") from None
+    if config.controller.plan_interval_s < MIN_PLAN_INTERVAL_S:
+        found = config.controller.plan_interval_s
+        raise ValueError(
+            f"{where}: controller.plan_interval_s: at least {MIN_PLAN_INTERVAL_S}, found {found}"
+        )
+    return config
+
+
+def _found(tree: Any, key: str) -> str:
+    for word in key.split("."):
+        if not isinstance(tree, dict) or word not in tree:
+            break
+        tree = tree[word]
+    return repr(tree)
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not YAML: {error}") from None
+    return {} if tree is None else tree
+
+
+def _env_keys(name: str) -> list[str]:
+    return name.removeprefix(ENV_PREFIX).lower().split("__")
+
+
+def _env_value(name: str, environment: Mapping[str, str]) -> Any:
+    try:
+        return yaml.safe_load(environment[name])
+    except yaml.YAMLError as error:
+        raise ValueError(f"{name}: not YAML: {error}") from None
+
+
+def _nested(keys: list[str], value: Any) -> Any:
+    for key in reversed(keys):
+        value = {key: value}
+    return value
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    out = dict(below)
+    for key, value in above.items():
+        both = isinstance(out.get(key), dict) and isinstance(value, dict)
+        out[key] = _merged(out[key], value) if both else value
+    return out

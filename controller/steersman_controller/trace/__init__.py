@@ -1,0 +1,1 @@
+"""Recordings: written while the sidecar runs, read by everything else."""
