@@ -22,7 +22,7 @@ from steersman_simulator.demo.serving import Stack, start_stack
 from steersman_simulator.demo.workload import WorkItem
 
 SETTLE_S = 0.5
-"""Between two arms: the last reports arrive, so that every step lies in the window of its arm."""
+"""After each stretch: the last reports arrive, so that every step lies in the window of its arm."""
 
 POLICY_TIMEOUT_S = 15.0
 SHOW_INTERVAL_S = 0.25
@@ -112,6 +112,7 @@ def _measure_pace(stack: Stack, items: Sequence[WorkItem], children: Children, v
     _fly(stack, _together(items[:2], WARM_UP_TOKENS), children)
     lone = _fly(stack, _together(items[:1], 2 * WARM_UP_TOKENS), children)[0]
     short, long = (_fly(stack, _together(items[-batch:], tokens), children) for tokens in (1, WARM_UP_TOKENS))
+    stack.sleep(SETTLE_S)
     first_s, lone_s = lone.ttft_s or 0.0, lone.tpot_s or 0.0
     short_s, long_s = (max(outcome.last_token_s or 0.0 for outcome in crowd) for crowd in (short, long))
     tokens = max(1, sum(outcome.tokens - 1 for outcome in long))
