@@ -129,7 +129,7 @@ class Link:
     def record(self, rows: StepRows) -> None:
         """Hand a step over: two appends' worth of work. The caller leaves the lists alone from now on."""
         try:
-            self.executor.committed(sum(rows.committed), len(rows.segments))
+            self.executor.committed(rows.first_tokens or any(rows.committed), len(rows.segments))
         except Exception as error:
             self._failed(error)
         self._append(rows)

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from steersman_policies.messages import Hello, Lease, PlanAck
-from steersman_policies.plan import KTable, Plan, bucket, refusal
+from steersman_policies.plan import Explore, KTable, Plan, bucket, refusal
 from steersman_policies.units import UNKNOWN_SEGMENT, Count, Name, ProposalLength
 
 BARREN_STEPS = 32
@@ -76,6 +76,8 @@ class _Settled(Struct, frozen=True, gc=False):
     lengths: dict[str, int]
     chance: int
     """The plan's share of the hash that exploration draws from."""
+    stay: float
+    """P(no exploration | load, plan)."""
 
 
 class Executor:
@@ -180,15 +182,17 @@ class Executor:
             and not load.deficit
             and settled.lengths.keys() == load.decode_requests.keys()
         ):
-            return self._explore(settled.lengths, plan, settled.chance + load.step, "table", False)
+            draw = settled.chance + load.step
+            return self._explore(settled.lengths, plan, draw, settled.stay, "table", False)
         chance = 0 if plan.explore is None else mix(plan.explore.seed, plan.plan_id)
         lengths, reason = table_lookup(plan, load)
         if self._dwell(lengths, load.step, plan, now_s):
             reason = "dwell"
         switched = self._hold(lengths, load.step, now_s)
+        stay = _stay(lengths, plan.explore)
         if reason == "table":
-            self._settled = _Settled(plan, place, lengths, chance)
-        return self._explore(lengths, plan, chance + load.step, reason, switched)
+            self._settled = _Settled(plan, place, lengths, chance, stay)
+        return self._explore(lengths, plan, chance + load.step, stay, reason, switched)
 
     def _dwell(self, lengths: dict[str, int], step: int, plan: Plan, now_s: float) -> bool:
         """Put back every K whose dwell has not passed; whether there was one."""
@@ -221,11 +225,11 @@ class Executor:
         return switched
 
     def _explore(
-        self, lengths: dict[str, int], plan: Plan, chance: int, reason: str, switched: bool
+        self, lengths: dict[str, int], plan: Plan, chance: int, stay: float, reason: str, switched: bool
     ) -> Decision:
         """Perhaps try another K on one segment, each as likely, and each of its other K as likely."""
         explore = plan.explore
-        if explore is None or explore.epsilon <= 0.0 or not lengths:
+        if explore is None or stay >= 1.0:
             return Decision(lengths, plan.plan_id, reason, switched)
         draw = mix(chance)
         if (draw >> 11) * 2.0**-53 < explore.epsilon:
@@ -237,16 +241,15 @@ class Executor:
                 probability = explore.epsilon / len(lengths) * others.count(k) / len(others)
                 tried = {**lengths, segment: k}
                 return Decision(tried, plan.plan_id, "explore", switched, True, probability)
-        stay = 1.0 - explore.epsilon * _movable_fraction(lengths, explore.k_set)
         return Decision(lengths, plan.plan_id, reason, switched, probability=stay)
 
 
-def _movable_fraction(lengths: Mapping[str, int], k_set: tuple[int, ...]) -> float:
-    """Share of the segments for which `k_set` holds another K than the one in force."""
-    only = k_set[0]
-    if only not in lengths.values() or k_set.count(only) < len(k_set):
+def _stay(lengths: Mapping[str, int], explore: Explore | None) -> float:
+    """P(no exploration): a segment whose K is all there is to try cannot be moved."""
+    if explore is None or not lengths:
         return 1.0
-    return sum(k != only for k in lengths.values()) / len(lengths)
+    movable = sum(any(k != other for other in explore.k_set) for k in lengths.values())
+    return 1.0 - explore.epsilon * movable / len(lengths)
 
 
 def _place(plan: Plan, load: Load) -> tuple[int, int, bool]:
