@@ -120,7 +120,10 @@ class Fleet:
             controller = self._replace(engine_id, hello, fingerprint)
         controller.observe(hello, at_s)
         plan = controller.plan_in_force
-        return plan if plan is not None and plan.plan_id not in controller.acks else None
+        # A plan of another mode is about to be replaced: a sidecar in shadow never sends one that steers.
+        if plan is None or plan.mode != controller.mode or plan.plan_id in controller.acks:
+            return None
+        return plan
 
     def _replace(self, engine_id: str, hello: Hello, fingerprint: str) -> Controller:
         """A controller that knows nothing; an operator's choices for this engine stay."""

@@ -21,7 +21,10 @@ def serve(
     record: Annotated[Path | None, typer.Option(help="Record everything into this folder.")] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Keep what was learned in this folder.")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="On 127.0.0.1; 0 for no metrics.")] = None,
-    policy: Annotated[str | None, typer.Option(help="The policy to begin with.")] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="The policy to begin with; an engine known in --state-dir keeps its own."),
+    ] = None,
     param: Params = None,
     steer: Annotated[bool, typer.Option("--steer", help="Act; without it plans are only logged.")] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow other machines to connect.")] = False,

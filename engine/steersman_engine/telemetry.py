@@ -42,7 +42,6 @@ SEGMENT_PATTERN = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
 # Negative contexts fall below the first edge, absurd ones above the last.
 _CONTEXT_EDGES = (-1, *CONTEXT_EDGES_TOKENS, MAX_TOKENS)
 _TOO_LONG = len(_CONTEXT_EDGES)
-_INTEGERS = frozenset((int,))
 _NOT_DRAFTED: frozenset[str] = frozenset(("", *get_args(NotDrafted)))
 
 _Row: TypeAlias = tuple[str, int, int, int, int, int, Any]

@@ -97,11 +97,6 @@ def decode_payload(payload: bytes) -> Envelope:
     return envelope
 
 
-def encode_payload(envelope: Envelope) -> bytes:
-    """The msgpack payload of an envelope; `decode_payload` reverses it."""
-    return _encoder.encode(envelope)
-
-
 def fingerprint_digest(fingerprint: Fingerprint) -> str:
     """A short name for a fingerprint, equal on every machine.
 

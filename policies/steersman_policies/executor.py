@@ -99,7 +99,10 @@ class Executor:
         self._settled: _Settled | None = None
 
     def adopt(self, plan: Plan) -> PlanAck:
-        """Put a plan in force, or refuse it and keep the last good one. It still needs a lease."""
+        """Put a plan in force, or refuse it and keep the last good one.
+
+        It is followed under a lease only; one still running for the plan before covers it, too.
+        """
         reason = refusal(plan, self.hello, self.fingerprint)
         if reason is None and self.plan is not None and plan.plan_id < self.plan.plan_id:
             reason = f"plan_id: {plan.plan_id} is older than {self.plan.plan_id}"
@@ -142,12 +145,13 @@ class Executor:
 
     def decide(self, load: Load, now_s: float) -> Decision:
         """K by segment for the drafts made in this step."""
-        plan = self.plan
+        # The lease first: one that belongs to a later plan must not cover an earlier one.
+        until_s, plan = self.lease_until_s, self.plan
         if self._barren_steps >= BARREN_STEPS:
             return self._uniform(load, self.hello.k_floor, 0, "guard", now_s)
         if self.paused:
             return self._uniform(load, self.hello.launch_k, 0, "pause", now_s)
-        if plan is None or now_s >= self.lease_until_s:
+        if plan is None or now_s >= until_s:
             return self._without_lease(load, plan, now_s)
         if plan.mode == "shadow":
             return self._shadow(load, plan, now_s)

@@ -234,3 +234,14 @@ def test_a_journal_replays_to_the_same_plans_and_snapshots() -> None:
         if isinstance(event, Ticked):
             assert plan == event.plan
     assert replayed.controllers["e"].snapshot() == fleet.controllers["e"].snapshot()
+
+
+def test_shadow_never_sends_a_steering_plan_of_an_earlier_sidecar() -> None:
+    """A second hello right after a restore brings no plan: the restored one was made to steer."""
+    earlier = Fleet(started())
+    earlier.apply(Received(0.0, "e", 9, 0, 0, HELLO))
+    earlier.tick("e", 0.1)
+    shadow = Fleet(msgspec.structs.replace(started(), config=ControllerConfig(mode="shadow")))
+    shadow.apply(Received(1.0, "e", 9, 1, 0, HELLO))
+    shadow.apply(Restored(1.0, "e", earlier.controllers["e"].snapshot()))
+    assert shadow.apply(Received(1.01, "e", 9, 2, 0, HELLO)) is None

@@ -19,6 +19,8 @@ class Sampling:
     """0 is greedy."""
     top_p: float = 1.0
     seed: int = 0
+    """Repeats an output at the same K in every step. Another K is another draw of the same distribution:
+    a draft costs a random number, whether it is accepted or not."""
     ignore_eos: bool = False
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end the output; they are part of it."""

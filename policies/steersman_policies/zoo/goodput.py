@@ -121,7 +121,9 @@ def _held(view: View, batch: int, context: int, *, prefill: bool) -> Lengths:
     if (plan.batch_edges, plan.context_edges) != (view.batch_edges, view.context_edges):
         return {}
     tables = plan.prefill_proposal_length if prefill else plan.proposal_length
-    return {segment: rows[batch][context] for segment, rows in tables.items()}
+    held = {segment: rows[batch][context] for segment, rows in tables.items()}
+    # An engine may come back with other reachable K.
+    return held if set(held.values()) <= set(view.hello.reachable_k) else {}
 
 
 def _mixture(segments: tuple[SegmentBelief, ...]) -> SegmentBelief:

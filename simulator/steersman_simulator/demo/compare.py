@@ -11,40 +11,40 @@ from steersman_simulator.demo.measure import Figures, busy, by_segment, decode_s
 Runs = Mapping[str, Sequence[ArmRun]]
 """The runs of each arm, one a round, rounds in order."""
 
-MIN_ROUNDS = 3
-"""Fewer rounds say nothing about their own spread; then the phases of each round are the units."""
-
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; 1.96 is approached from above.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
 _T95_BEYOND = 2.16
+
+MIN_REQUESTS = 5
+"""Fewer answers of a segment in a phase show their own texts and stalls, not what an arm does to them."""
 
 
 def steered_vs_best(runs: Runs) -> Figures:
     """Speed of the steered arm over that of the better other arm, with its 95 % interval.
 
     `ratio` divides busy seconds per token of the other arm by those of the steered one, both pooled.
-    The interval is that of a ratio estimate over paired units (Cochran, Sampling Techniques, 6.4),
+    The interval is that of a ratio estimate over paired rounds (Cochran, Sampling Techniques, 6.4),
     on the logarithm, since a ratio of seconds is skewed.
-    `low` and `high` are None, with a `reason`, where there are fewer than two units.
+    `low` and `high` are None, with a `reason`, where there are fewer than two rounds.
     """
     others = {arm: busy_per_token(runs[arm]) for arm in (OFF.name, FIXED.name)}
     best = min(others, key=lambda arm: others[arm])
     steered = busy_per_token(runs[STEERED.name])
-    unit, pairs = _paired(runs, best)
+    pairs = _paired(runs, best)
     result: Figures = {
         "ratio": others[best] / steered,
         "low": None,
         "high": None,
         "best": best,
         "confidence": 0.95,
-        "unit": unit,
+        "unit": "rounds",
         "units": len(pairs),
         "other_arms": {arm: seconds / steered for arm, seconds in others.items()},
         "by_unit": [above / below for above, below in pairs],
     }
     half_width = _log_half_width(pairs)
     if half_width is None:
-        return result | {"reason": f"{len(pairs)} {unit}: an interval needs at least two"}
+        return result | {"reason": f"{len(pairs)} round: an interval needs at least two"}
     factor = math.exp(half_width)
     return result | {"low": result["ratio"] / factor, "high": result["ratio"] * factor}
 
@@ -60,7 +60,8 @@ def busy_per_token(runs: Sequence[ArmRun]) -> float:
 def contrast(runs: Runs) -> Figures:
     """Where off and fixed win against each other; without that a workload shows nothing.
 
-    By phase: busy seconds per token. By segment, within each phase: the clients' seconds per token.
+    By phase: busy seconds per token. By segment, within each phase: the clients' seconds per token,
+    where every arm served at least `MIN_REQUESTS`.
     `loses_fraction` is 1 - (speed over the other's speed), at the worst place of each arm.
     """
     phases = [phase.name for phase in runs[OFF.name][0].schedule.phases]
@@ -105,19 +106,10 @@ def equal_outputs(runs: Runs) -> Figures:
     }
 
 
-def _paired(runs: Runs, best: str) -> tuple[str, list[tuple[float, float]]]:
-    """(other, steered) busy seconds per token of each unit, weighted so that their sums are totals."""
-    rounds = list(zip(runs[best], runs[STEERED.name], strict=True))
-    if len(rounds) >= MIN_ROUNDS:
-        return "rounds", [(busy_per_token([other]), busy_per_token([mine])) for other, mine in rounds]
-    pairs = []
-    for other, mine in rounds:
-        totals = [busy(run.reports()).tokens for run in (other, mine)]
-        for phase in other.schedule.phases:
-            spent = [busy(run.reports(phase.name)) for run in (other, mine)]
-            if all(part.tokens for part in spent):
-                pairs.append((spent[0].seconds / totals[0], spent[1].seconds / totals[1]))
-    return "phases of rounds", pairs
+def _paired(runs: Runs, best: str) -> list[tuple[float, float]]:
+    """(other, steered) busy seconds per token of each round; its phases share what the round suffered."""
+    rounds = zip(runs[best], runs[STEERED.name], strict=True)
+    return [(busy_per_token([other]), busy_per_token([mine])) for other, mine in rounds]
 
 
 def _log_half_width(pairs: Sequence[tuple[float, float]]) -> float | None:
@@ -137,7 +129,8 @@ def _segments(runs: Runs, phase: str) -> dict[str, dict[str, float | None]]:
         arm: by_segment(o for run in of_arm for o in run.served if o.phase == phase)
         for arm, of_arm in runs.items()
     }
-    segments = sorted({segment for groups in found.values() for segment in groups})
+    few = {s for groups in found.values() for s, served in groups.items() if len(served) < MIN_REQUESTS}
+    segments = sorted({segment for groups in found.values() for segment in groups} - few)
     return {
         segment: {arm: decode_s_per_token(groups.get(segment, [])) for arm, groups in found.items()}
         for segment in segments
