@@ -133,6 +133,20 @@ def bench_decision(
         raise typer.Exit(1)
 
 
+def bench_engine(
+    model: Model = None,
+    groups: Annotated[int, typer.Option(min=6, help="ABBA groups of blocks.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Measure K = 0 against an engine without a drafter, and step times by batch and tokens (1 minute)."""
+    from steersman_engine.bench.plain import run
+
+    result = run(model=model, groups=groups, progress=lambda line: print(line, file=sys.stderr, flush=True))
+    _show(result, as_json)
+    if not result["passed"]:
+        raise typer.Exit(1)
+
+
 def _show(result: dict[str, Any], as_json: bool) -> None:
     """The result as one JSON object, or as a table with a row per figure."""
     if as_json:
