@@ -4,6 +4,7 @@ A dotted name makes a group: ``policy.push`` is `steersman policy push`. So the 
 no part above this one, and a part that is not installed costs its own verbs only.
 """
 
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -50,6 +51,8 @@ def run(args: Sequence[str]) -> int:
         if line is None or os.environ.get("STEERSMAN_TRACEBACK"):
             raise
         print(f"steersman: {line}", file=sys.stderr)
+        if "--json" in args:
+            print(json.dumps({"error": line, "version": version("steersman")}))
         return USAGE
     return result if isinstance(result, int) else OK
 

@@ -10,7 +10,9 @@ import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Admin = Annotated[str, typer.Option(help="Admin endpoint of the sidecar; default: this user's.")]
-Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait for answers.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.0, max=86_400.0, help="Seconds to wait for answers.")
+]
 Params = Annotated[list[str] | None, typer.Option("--param", help="A policy parameter, as key=value.")]
 
 
@@ -179,7 +181,7 @@ def _params(given: list[str] | None) -> dict[str, Any]:
             raise ValueError(f"--param: {text!r} is not key=value")
         try:
             params[key] = json.loads(value)
-        except json.JSONDecodeError:
+        except ValueError:  # JSONDecodeError, and an integer of more than 4,300 digits
             params[key] = value
     return params
 

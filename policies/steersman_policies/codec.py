@@ -23,6 +23,9 @@ SCHEMA = 1
 
 MAX_FRAME_BYTES = 1 << 20
 
+MAX_SEQUENCE = 2**53
+"""The bound of `Count`, as which a recording keeps it."""
+
 FromEngine: TypeAlias = Hello | StepReport | RequestReport | PlanAck
 FromSidecar: TypeAlias = Plan | Lease
 Record: TypeAlias = FromEngine | FromSidecar
@@ -81,7 +84,10 @@ def decode(frames: Sequence[bytes]) -> Frame:
         raise WireError("frame_size", f"{len(payload)} bytes, at most {MAX_FRAME_BYTES}")
     if len(sequence) != _sequence.size:
         raise WireError("sequence", f"{len(sequence)} bytes, expected {_sequence.size}")
-    return Frame(topic, _sequence.unpack(sequence)[0], decode_payload(payload))
+    number: int = _sequence.unpack(sequence)[0]
+    if number > MAX_SEQUENCE:  # a recording could not be read again
+        raise WireError("sequence", f"{number}, at most {MAX_SEQUENCE}")
+    return Frame(topic, number, decode_payload(payload))
 
 
 def decode_payload(payload: bytes) -> Envelope:

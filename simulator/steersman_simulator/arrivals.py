@@ -1,11 +1,15 @@
 """When requests come, and how long they are."""
 
 from collections.abc import Iterable
+from math import inf
 
 from msgspec import Struct
 
 from steersman_policies.messages import RequestReport
 from steersman_policies.units import Count, Seconds, Segment
+
+MAX_REQUEST_TOKENS = 1 << 22
+"""No model reads or writes more; a recording that claims it is damaged or hostile."""
 
 
 class Arrival(Struct, frozen=True):
@@ -31,9 +35,13 @@ def arrivals_of(
     >>> arrivals_of([done], start_s=5.0, load=2.0)[0].at_s
     1.0
     """
-    if not load > 0.0:
-        raise ValueError(f"load: {load} is not above 0")
+    if not 0.0 < load < inf:
+        raise ValueError(f"load: {load}, must be above 0 and finite")
     ordered = sorted((r for r in requests if r.output_tokens > 0), key=lambda r: (r.arrived_s, r.request))
+    for r in ordered:
+        if r.prompt_tokens + r.output_tokens > MAX_REQUEST_TOKENS:
+            found = f"{r.prompt_tokens} prompt and {r.output_tokens} output tokens"
+            raise ValueError(f"trace: request {r.request} has {found}, at most {MAX_REQUEST_TOKENS} together")
     origin_s = start_s if start_s is not None else (ordered[0].arrived_s if ordered else 0.0)
     return tuple(
         Arrival(

@@ -1,5 +1,6 @@
 """Recordings: the journal, Parquet, and what is left of a damaged one."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,8 @@ def test_a_truncated_parquet_is_one_clear_line(journal: Path, run_verb: Verb) ->
     whole = parquet.read_bytes()
     parquet.write_bytes(whole[:-1])
     result = run_verb("trace", "inspect", str(journal.parent), "--json")
-    assert (result.returncode, result.stdout) == (2, "")
+    assert result.returncode == 2
+    assert set(json.loads(result.stdout)) == {"error", "version"}
     assert result.stderr.count("\n") == 1
     for part in (str(parquet), "truncated or corrupt Parquet", f"{journal} beside it can be read"):
         assert part in result.stderr
@@ -241,3 +243,12 @@ def test_an_older_recording_is_set_aside(tmp_path: Path, events: list[Event]) ->
     assert [len(list(read_recording(tmp_path / f"journal-{n}.bin").events)) for n in (1, 2)] == [2, 3]
     assert len(list(read_recording(tmp_path / "trace-2.parquet").events)) == 3
     assert len(list(read_recording(tmp_path).events)) == 4
+
+
+def test_two_recorders_never_share_a_folder(tmp_path: Path) -> None:
+    """The second is refused in one line, and the first goes on."""
+    first = Recorder(tmp_path)
+    with pytest.raises(ValueError, match="another sidecar is recording into"):
+        Recorder(tmp_path)
+    first.close()
+    Recorder(tmp_path).close()

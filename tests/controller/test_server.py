@@ -43,6 +43,18 @@ def test_an_engine_gets_a_plan_and_then_leases_for_it(
     assert all(lease.lease_s == config.lease_s for lease in leases)
 
 
+@pytest.mark.parametrize("change", [{"reachable_k": ()}, {"reachable_k": (0, 64)}, {"launch_k": 64}])
+def test_a_hello_that_no_policy_could_plan_for_is_refused(
+    config: SidecarConfig, hello: Hello, sidecars: Make, engines: Make, change: dict[str, Any]
+) -> None:
+    """It is counted, nothing is planned for it, and operators are not hindered by it."""
+    one, engine = sidecars(config), engines(config.telemetry)
+    engine.send(msgspec.structs.replace(hello, **change))
+    one.frames(1)
+    assert one.value("wire_errors_total", reason="contract") == 1.0
+    assert not one.sidecar.fleet.controllers
+
+
 def test_a_refused_plan_is_never_leased(
     config: SidecarConfig, hello: Hello, sidecars: Make, engines: Make
 ) -> None:

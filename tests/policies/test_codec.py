@@ -105,6 +105,7 @@ def test_every_kind_of_bad_frame_has_its_reason() -> None:
     good = frames(STEP)
     assert refused(*good[:2]) == "frame_count"
     assert refused(good[0], b"123", good[2]) == "sequence"
+    assert refused(good[0], b"\xff" * 8, good[2]) == "sequence"
     assert refused(good[0], good[1], b"\xc1") == "not_msgpack"
     assert refused(good[0], good[1], b"x" * (MAX_FRAME_BYTES + 1)) == "frame_size"
     assert refused(*frames(STEP, schema=SCHEMA + 2)) == "schema"

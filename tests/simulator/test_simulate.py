@@ -121,7 +121,7 @@ def test_more_load_waits_longer_and_fewer_slots_too(trace):
         (["--policy", "fixed", "--param", "q=4"], "no parameter 'q'"),
         (["--policy", "fixed", "--param", "k"], "not of the form name=value"),
         (["--policy", "off", "--fit-policies", "offf"], "did you mean 'off'"),
-        (["--policy", "off", "--load", "0"], "load: 0.0 is not above 0"),
+        (["--policy", "off", "--load", "0"], "load: 0.0, must be above 0"),
         (["--policy", "off", "--engine", "none"], "no step of engine 'none'"),
         (["--policy", "fixed", "--fit-policies", "off"], "only K = 0 can be simulated"),
     ],

@@ -81,7 +81,7 @@ def _sources(
         if name.startswith(ENV_PREFIX):
             yield name, _nested(_env_keys(name), _env_value(name, environment))
     for key, value in flags.items():
-        yield f"--{key}", _nested(key.split("."), value)
+        yield "--" + key.replace("_", "-"), _nested(key.split("."), value)
 
 
 def _converted(tree: dict[str, Any], where: str) -> SidecarConfig:
@@ -110,7 +110,7 @@ def _found(tree: Any, key: str) -> str:
 def _read_yaml(path: Path) -> Any:
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not YAML: {error}") from None
     return {} if tree is None else tree
 

@@ -44,6 +44,8 @@ def _set_policy(sidecar: "Sidecar", request: PolicyRequest) -> Reply:
     now_s = sidecar.clock()
     planner = policy.load(request.policy, request.params)
     for engine_id, controller in _chosen(sidecar, request.engine_id).items():
+        if sidecar.peers[engine_id].is_silent(now_s) and not request.engine_id:
+            continue  # who is gone has no say in what the others follow
         _try(planner, request.policy, engine_id, controller, now_s)
     sidecar.apply(
         PolicySet(at_s=now_s, engine_id=request.engine_id, policy=request.policy, params=request.params)

@@ -24,6 +24,9 @@ def prepare(endpoint: str, *, flag: str, insecure: bool) -> None:
     Raises ValueError for an endpoint that other machines or other users could reach.
     """
     if endpoint.startswith(TCP):
+        port = endpoint.rpartition(":")[2]
+        if not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):  # ZeroMQ takes it modulo 65536
+            raise ValueError(f"{flag}: {endpoint!r}: the port must be 1 to 65535")
         if not insecure and not _is_loopback(endpoint):
             raise ValueError(
                 f"{flag}: {endpoint} is reachable from other machines and carries no keys; "

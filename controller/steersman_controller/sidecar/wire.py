@@ -1,5 +1,6 @@
 """The sidecar's end of the telemetry socket. It never blocks, and a bad frame is counted and dropped."""
 
+import re
 from collections.abc import Sequence
 from typing import Literal, TypeAlias, get_args
 
@@ -17,8 +18,11 @@ from steersman_policies.codec import (
     decode,
     encode,
 )
-from steersman_policies.messages import Lease
+from steersman_policies.messages import Hello, Lease
 from steersman_policies.plan import Plan
+
+_ENGINE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+"""What may stand in a log line and a label."""
 
 RECEIVE_FRAMES = 20_000
 SEND_FRAMES = 256
@@ -66,8 +70,10 @@ class TelemetrySocket:
         envelope = frame.envelope
         if isinstance(envelope.body, Plan | Lease):
             raise Refused("direction", "an engine sends no plan or lease")
-        if not envelope.sender or envelope.sender.encode() != parts[0]:
-            raise Refused("sender", f"{envelope.sender!r} is not the routing id it came from")
+        if not _ENGINE_ID.fullmatch(envelope.sender) or envelope.sender.encode() != parts[0]:
+            raise Refused("sender", f"{envelope.sender!r} is no engine id, or not the one it came from")
+        if isinstance(envelope.body, Hello) and (problem := _unsound(envelope.body)):
+            raise Refused("contract", problem)
         if envelope.sender not in self.engines:
             if len(self.engines) >= MAX_ENGINES:
                 raise Refused("engines", f"at most {MAX_ENGINES} engines")
@@ -91,6 +97,16 @@ class TelemetrySocket:
     def dropped(self, engine_id: str) -> int:
         """Records that could not be sent to this engine."""
         return self._dropped.get(engine_id, 0)
+
+
+def _unsound(hello: Hello) -> str:
+    """What no policy could plan for; empty where nothing is. Recordings are not checked again."""
+    ks = hello.reachable_k
+    if not ks or sorted(set(ks)) != list(ks):
+        return f"reachable_k: {ks}, must ascend and not be empty"
+    if max(ks[-1], hello.launch_k, hello.k_floor) > hello.k_max:
+        return f"reachable_k, launch_k, k_floor: at most k_max {hello.k_max}"
+    return ""
 
 
 class Refused(Exception):  # noqa: N818 - the peer's error, counted under its reason

@@ -4,6 +4,7 @@
 the process, every event before the last flush can be read, and a torn tail is recognised.
 """
 
+import fcntl
 import struct
 import zlib
 from collections.abc import Iterator
@@ -41,6 +42,7 @@ class JournalWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: BinaryIO = path.open("xb")
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until the process ends
         self._file.write(MAGIC)
         self._file.flush()
 

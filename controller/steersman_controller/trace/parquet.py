@@ -71,7 +71,11 @@ def parquet_payloads(path: Path) -> Iterator[bytes]:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             if "payload" not in file.schema_arrow.names:
                 raise ValueError(f"{path}: no steersman recording (it has no column 'payload')")
+            if not pa.types.is_binary(file.schema_arrow.field("payload").type):
+                raise ValueError(f"{path}: no steersman recording (its column 'payload' holds no bytes)")
             for batch in file.iter_batches(columns=["payload"]):
+                if batch.column(0).null_count:
+                    raise ValueError(f"{path}: no steersman recording (its column 'payload' has nulls)")
                 yield from batch.column(0).to_pylist()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         beside = path.with_name("journal.bin")

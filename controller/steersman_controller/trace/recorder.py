@@ -1,5 +1,6 @@
 """Writes down every event of a sidecar. A full disk ends the recording, never the sidecar."""
 
+import fcntl
 import logging
 import os
 from pathlib import Path
@@ -53,12 +54,12 @@ class Recorder:
         except OSError as error:
             self._fail(error)
         path = self._journal.path
-        if path.stat().st_size > CONVERT_AT_MOST_BYTES:
-            log.info("%s is large and stays a journal; every verb reads it as it is", path)
-            return
         from steersman_controller.trace.parquet import convert
 
         try:
+            if path.stat().st_size > CONVERT_AT_MOST_BYTES:
+                log.info("%s is large and stays a journal; every verb reads it as it is", path)
+                return
             convert(path)
         except (OSError, ValueError) as error:
             log.error("%s stays a journal: %s", path, error)
@@ -72,6 +73,14 @@ def _set_aside(folder: Path) -> None:
     old = [folder / name for name in (JOURNAL, PARQUET) if (folder / name).exists()]
     if not old:
         return
+    if (folder / JOURNAL).exists():
+        with (folder / JOURNAL).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ValueError(
+                    f"--record: another sidecar is recording into {folder}; choose another"
+                ) from None
     number = 1
     while any(_numbered(path, number).exists() for path in (folder / JOURNAL, folder / PARQUET)):
         number += 1

@@ -123,7 +123,7 @@ def read_recording(path: Path) -> Recording:
         raise ValueError(f"{path}: holds no recording; allowed are {PARQUET} or {JOURNAL}")
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such recording")
-    if not (is_journal(path) or _is_parquet(path)):
+    if not path.is_file() or not (is_journal(path) or _is_parquet(path)):
         raise ValueError(
             f"{path}: no steersman recording; allowed are a {JOURNAL}, a {PARQUET} or their folder"
         )

@@ -93,18 +93,25 @@ def load_target(model: str | None, device: str | None = None) -> tuple[TargetMod
 
     fp32 on CPU, bf16 on CUDA. Raises FileNotFoundError or ValueError with one clear line.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=where)
+    except (RuntimeError, AssertionError) as error:  # torch has no type of its own for it
+        raise ValueError(
+            f"device: {where!r}: {str(error).splitlines()[0][:200]}; allowed are cpu and cuda[:N]"
+        ) from None
     dtype = torch.bfloat16 if where.startswith("cuda") else torch.float32
     source = str(bundled_model()) if model is None else model
     _check_place(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         loaded = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(where)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"model {source}: not a causal LM that transformers can load: {reason}") from error
     return TargetModel(loaded, Path(source).name if model is None else model), tokenizer

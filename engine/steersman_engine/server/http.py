@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -19,6 +20,9 @@ from steersman_engine.server.text import TextStream, Tokenizer
 from steersman_engine.telemetry import is_segment
 
 SEGMENT_HEADER = "x-steersman-segment"
+
+MAX_BODY_BYTES = 1 << 21
+"""Prompts are turned into tokens between the streams of others; no context is as long as this."""
 
 
 class Inbox:
@@ -96,9 +100,14 @@ class Server:
 
     async def _serve(self, http: HttpRequest, kind: type[CompletionBody] | type[ChatBody]) -> Response:
         try:
+            size = http.headers.get("content-length", "0")
+            if size.isdigit() and int(size) > MAX_BODY_BYTES:
+                return _error(413, "invalid_request_error", f"body: {size} bytes, at most {MAX_BODY_BYTES}")
             body = parse(await http.body(), kind)
             inbox = Inbox(asyncio.get_running_loop())
             request = self._submit(body, http.headers.get(SEGMENT_HEADER, ""), inbox)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody is there to read it
         except ValueError as error:
             return _error(400, "invalid_request_error", str(error))
         reply = Reply(request, self.model, int(time.time()), chat=kind is ChatBody)
@@ -130,7 +139,7 @@ class Server:
             return self.tokenizer.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
         if not self.tokenizer.chat_template:
             raise ValueError(f"messages: the model {self.model} has no chat template; use /v1/completions")
-        turns = [{"role": message.role, "content": message.content} for message in body.messages]
+        turns = [{"role": message.role, "content": message.text} for message in body.messages]
         try:
             text = self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates raise whatever they like about roles and their order

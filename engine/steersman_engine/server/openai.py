@@ -24,17 +24,39 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "presence_penalty": (0, None),
     "frequency_penalty": (0, None),
     "logit_bias": (None, {}),
+    "top_k": (None, 0, -1),
+    "min_p": (None, 0),
+    "repetition_penalty": (None, 1),
+    "response_format": (None, {"type": "text"}),
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "modalities": (None, ["text"]),
 }
 """Parameters that clients send although they want the default; any other value is refused."""
 
-IGNORED = ("user", "stream_options", "metadata", "store")
+IGNORED = ("user", "stream_options", "metadata", "store", "service_tier", "parallel_tool_calls")
+
+NULL_MEANS_DEFAULT = ("temperature", "top_p", "stream", "ignore_eos", "model")
+
+
+class TextPart(Struct, frozen=True, forbid_unknown_fields=True, tag="text"):
+    """A piece of a turn's text."""
+
+    text: str
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True):
     """One turn of a chat."""
 
     role: str
-    content: str
+    content: str | list[TextPart]
+    name: str | None = None
+    refusal: None = None
+
+    @property
+    def text(self) -> str:
+        """The turn as one text."""
+        return self.content if isinstance(self.content, str) else "".join(p.text for p in self.content)
 
 
 class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,7 +104,7 @@ def parse(raw: bytes, kind: type[CompletionBody] | type[ChatBody]) -> Completion
     """The body of a request. Raises ValueError with one line: what, where, allowed."""
     try:
         fields = msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"body: not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ValueError("body: must be a JSON object")
@@ -93,6 +115,8 @@ def parse(raw: bytes, kind: type[CompletionBody] | type[ChatBody]) -> Completion
             if value not in NEUTRAL[name]:
                 raise ValueError(f"{name}: {value!r} is not supported; leave it out")
         elif name in known:
+            if value is None and name in NULL_MEANS_DEFAULT:
+                continue
             wanted[name] = value
         elif name not in IGNORED:
             raise ValueError(

@@ -80,7 +80,11 @@ def run(settings: Settings, ready: Callable[[dict[str, object]], None]) -> None:
         k_max=settings.k_max,
         prefill_tokens=settings.prefill_tokens,
     )
-    warm_up(engine)
+    try:
+        warm_up(engine)
+    except (RuntimeError, MemoryError) as error:  # torch's allocators raise the first
+        reason = str(error).splitlines()[0][:200]
+        raise ValueError(f"max_batch {settings.max_batch}, max_len {settings.max_len}: {reason}") from error
     loop = EngineLoop(engine)
     host, port = listener.getsockname()[:2]
     facts: dict[str, object] = {
@@ -121,11 +125,17 @@ def _steering(settings: Settings, target: TargetModel, drafter: Drafter | None) 
     from steersman_engine.link import Link
     from steersman_engine.transport import default_endpoint
 
+    state_dir = settings.state_dir or default_state_dir()
+    state_dir.mkdir(parents=True, exist_ok=True)
+    if not os.access(state_dir, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"--state-dir: {state_dir} is not writable; pause file and fallback table live there"
+        )
     link = Link(
         engine_id=settings.engine_id,
         hello=hello(settings, target, drafter),
         endpoint=settings.sidecar or default_endpoint(),
-        state_dir=settings.state_dir or default_state_dir(),
+        state_dir=state_dir,
         clock=time.monotonic,
     )
     link.start()
@@ -151,7 +161,7 @@ def hello(settings: Settings, target: TargetModel, drafter: Drafter | None) -> H
         k_max=k_max,
         reachable_k=tuple(range(k_max + 1)),
         k_floor=0,
-        launch_k=settings.launch_k,
+        launch_k=min(settings.launch_k, k_max),
         max_batch=settings.max_batch,
         per_request_k=True,
         draft_timing=True,

@@ -92,7 +92,7 @@ def parse_workload(text: str, where: str) -> tuple[WorkItem, ...]:
 def _item(line: str, where: str) -> WorkItem:
     try:
         found = msgspec.json.decode(line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"{where}: not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{where}: expected an object, found {type(found).__name__}")
