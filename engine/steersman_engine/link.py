@@ -34,8 +34,9 @@ log = logging.getLogger(__name__)
 OUTBOX_ITEMS = 2_048
 """Steps and finished requests that wait for the publisher; further ones are dropped and counted."""
 
-POLL_S = 0.01
-"""How long a step waits for the publisher at most. Plans and leases wake it at once."""
+POLL_S = 0.03
+"""How long a step waits for the publisher at most. Plans and leases wake it at once. Every waking takes
+the interpreter and its caches from the engine's thread, so steps are published a few at a time."""
 
 IDLE_POLL_S = 0.05
 """The same for the first step after a pause."""

@@ -73,11 +73,9 @@ class _Settled(Struct, frozen=True, gc=False):
 
     plan: Plan
     place: tuple[int, int, bool]
-    lengths: dict[str, int]
+    decision: Decision
     chance: int
     """The plan's share of the hash that exploration draws from."""
-    stay: float
-    """P(no exploration | load, plan)."""
 
 
 class Executor:
@@ -184,10 +182,9 @@ class Executor:
             and settled.plan is plan
             and settled.place == place
             and not load.deficit
-            and settled.lengths.keys() == load.decode_requests.keys()
+            and settled.decision.proposal_length.keys() == load.decode_requests.keys()
         ):
-            draw = settled.chance + load.step
-            return self._explore(settled.lengths, plan, draw, settled.stay, "table", False)
+            return _explore(settled.decision, plan, settled.chance + load.step)
         chance = 0 if plan.explore is None else mix(plan.explore.seed, plan.plan_id)
         lengths, reason = table_lookup(plan, load)
         if self._dwell(lengths, load.step, plan, now_s):
@@ -195,8 +192,10 @@ class Executor:
         switched = self._hold(lengths, load.step, now_s)
         stay = _stay(lengths, plan.explore)
         if reason == "table":
-            self._settled = _Settled(plan, place, lengths, chance, stay)
-        return self._explore(lengths, plan, chance + load.step, stay, reason, switched)
+            steady = Decision(lengths, plan.plan_id, reason, False, probability=stay)
+            self._settled = _Settled(plan, place, steady, chance)
+        decision = Decision(lengths, plan.plan_id, reason, switched, probability=stay)
+        return _explore(decision, plan, chance + load.step)
 
     def _dwell(self, lengths: dict[str, int], step: int, plan: Plan, now_s: float) -> bool:
         """Put back every K whose dwell has not passed; whether there was one."""
@@ -228,24 +227,25 @@ class Executor:
                 self._settled = None
         return switched
 
-    def _explore(
-        self, lengths: dict[str, int], plan: Plan, chance: int, stay: float, reason: str, switched: bool
-    ) -> Decision:
-        """Perhaps try another K on one segment, each as likely, and each of its other K as likely."""
-        explore = plan.explore
-        if explore is None or stay >= 1.0:
-            return Decision(lengths, plan.plan_id, reason, switched)
-        draw = mix(chance)
-        if (draw >> 11) * 2.0**-53 < explore.epsilon:
-            draw = mix(draw)
-            segment = list(lengths)[draw % len(lengths)]
-            others = [k for k in explore.k_set if k != lengths[segment]]
-            if others:
-                k = others[(draw >> 32) % len(others)]
-                probability = explore.epsilon / len(lengths) * others.count(k) / len(others)
-                tried = {**lengths, segment: k}
-                return Decision(tried, plan.plan_id, "explore", switched, True, probability)
-        return Decision(lengths, plan.plan_id, reason, switched, probability=stay)
+
+def _explore(decision: Decision, plan: Plan, chance: int) -> Decision:
+    """Perhaps another K on one segment, each as likely, and each of its other K as likely."""
+    explore = plan.explore
+    if explore is None or decision.probability >= 1.0:
+        return decision
+    draw = mix(chance)
+    if (draw >> 11) * 2.0**-53 >= explore.epsilon:
+        return decision
+    draw = mix(draw)
+    lengths = decision.proposal_length
+    segment = list(lengths)[draw % len(lengths)]
+    others = [k for k in explore.k_set if k != lengths[segment]]
+    if not others:
+        return decision
+    k = others[(draw >> 32) % len(others)]
+    probability = explore.epsilon / len(lengths) * others.count(k) / len(others)
+    tried = {**lengths, segment: k}
+    return Decision(tried, plan.plan_id, "explore", decision.switched, True, probability)
 
 
 def _stay(lengths: Mapping[str, int], explore: Explore | None) -> float:
