@@ -1,9 +1,10 @@
 """Building blocks that planners share: a plan from per-cell decisions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 
 from steersman_policies.plan import Dwell, Explore, KTable, Plan
+from steersman_policies.units import UNKNOWN_SEGMENT
 from steersman_policies.view import View
 
 
@@ -30,12 +31,6 @@ def cell_contexts(edges: tuple[int, ...], mean_context_tokens: float) -> list[fl
     return middles
 
 
-def constant_table(view: View, k: int) -> KTable:
-    """A table that says `k` everywhere."""
-    row = (k,) * (len(view.context_edges) + 1)
-    return (row,) * (len(view.batch_edges) + 1)
-
-
 def at_most(view: View, k: int) -> int:
     """The largest reachable K that is not above `k`; the smallest reachable one where all are."""
     fitting = [reachable for reachable in view.hello.reachable_k if reachable <= k]
@@ -45,11 +40,6 @@ def at_most(view: View, k: int) -> int:
 def table(cells: list[list[int]]) -> KTable:
     """Freeze rows [batch][context]."""
     return tuple(tuple(row) for row in cells)
-
-
-def fallback_row(view: View, at_batch: Callable[[int], int]) -> tuple[int, ...]:
-    """The fallback K of every batch bucket."""
-    return tuple(at_batch(b) for b in cell_batches(view.batch_edges, view.hello.max_batch))
 
 
 def make_plan(
@@ -79,4 +69,22 @@ def make_plan(
         explore=explore,
         segmenter=view.segmenter,
         slo=view.slo,
+    )
+
+
+def constant_plan(view: View, k: int, *, policy: str, version: str) -> Plan:
+    """The same K for everybody, always; the reachable one that `at_most` finds.
+
+    It says the same in every cell, so there is nothing to dwell on.
+    """
+    k = at_most(view, k)
+    row = (k,) * (len(view.context_edges) + 1)
+    batches = len(view.batch_edges) + 1
+    return make_plan(
+        view,
+        policy=policy,
+        version=version,
+        proposal_length={UNKNOWN_SEGMENT: (row,) * batches},
+        fallback=(k,) * batches,
+        dwell=Dwell(steps=0, seconds=0.0),
     )

@@ -304,4 +304,4 @@ def test_a_plan_reaches_two_threads_whole(bench: Bench) -> None:
 def test_an_engine_id_is_a_file_name(engine_id: str, tmp_path: Path) -> None:
     """Anything else is refused before a file is touched."""
     with pytest.raises(ValueError, match="engine_id"):
-        Link(engine_id, HELLO, "ipc:///tmp/x", state_dir=tmp_path)
+        Link(engine_id, HELLO, "ipc:///run/x", state_dir=tmp_path)

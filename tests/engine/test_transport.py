@@ -41,7 +41,7 @@ def test_no_endpoint_is_refused_however_insecure(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["tcp://127.0.0.1:5000", "tcp://localhost:1", "tcp://[::1]:5", "ipc:///tmp/x"]
+    "endpoint", ["tcp://127.0.0.1:5000", "tcp://localhost:1", "tcp://[::1]:5", "ipc:///run/x"]
 )
 def test_local_endpoints_are_allowed(endpoint: str) -> None:
     """Nothing is raised."""
