@@ -3,34 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
-
 from steersman_controller.core import Controller
 from steersman_controller.events import Event, ModeSet, PolicySet, Received, Restored, Started, Ticked
+from steersman_controller.stream import Stream
 from steersman_policies import policy as policies
 from steersman_policies.codec import fingerprint_digest
 from steersman_policies.messages import Hello
 from steersman_policies.plan import Plan
-
-PAST_EPOCHS = 64
-"""Boots of an engine that are remembered, so that their late frames are known to be old."""
-
-
-class Stream(Struct):
-    """Where the frames of one engine stand."""
-
-    epoch: int = -1
-    sequence: int = -1
-    past_epochs: dict[int, int] = {}
-    """Last sequence number of each earlier boot."""
-    frames: int = 0
-    lost: int = 0
-    """Missing sequence numbers."""
-    duplicate: int = 0
-    """Repeated or late ones, not applied."""
-    old_epoch: int = 0
-    dropped_by_engine: int = 0
-    """What the engine could not send, by its own count; starts anew with each boot."""
 
 
 class Fleet:
@@ -40,12 +19,15 @@ class Fleet:
         self.started = started
         self.controllers: dict[str, Controller] = {}
         self.streams: dict[str, Stream] = {}
-        self.before_hello = 0
-        """Records that came before their engine's first hello of a boot: not applied."""
         policies.load(started.policy, started.params)
         self._policy: tuple[str, Mapping[str, Any]] = (started.policy, started.params)
         self._mode = started.config.mode
         self._just_ticked: Ticked | None = None
+
+    @property
+    def before_hello(self) -> int:
+        """Records that came before their engine's first hello of a boot: not applied."""
+        return sum(stream.before_hello for stream in self.streams.values())
 
     def apply(self, event: Event) -> Plan | None:
         """Change what the event changes; the plan that has to be sent because of it, if any.
@@ -84,33 +66,17 @@ class Fleet:
         return self.tick(event.engine_id, event.at_s).plan
 
     def _received(self, event: Received) -> Plan | None:
-        stream = self.streams.get(event.engine_id)
-        record = event.record
-        if stream is None or event.epoch != stream.epoch:
-            if stream is not None and event.epoch in stream.past_epochs and not _revives(stream, event):
-                stream.old_epoch += 1
-                return None
-            if not isinstance(record, Hello):
-                self.before_hello += 1
-                return None
-            stream = self._boot(event.engine_id, event.epoch)
-        if not _advance(stream, event):
+        stream = self.streams.setdefault(event.engine_id, Stream())
+        boots = stream.boots
+        if not stream.accept(event):
             return None
-        if isinstance(record, Hello):
-            return self._hello(event.engine_id, record, event.at_s)
-        self.controllers[event.engine_id].observe(record, event.at_s)
+        controller = self.controllers.get(event.engine_id)
+        if controller is not None and stream.boots > boots:
+            controller.restarted()
+        if isinstance(event.record, Hello):
+            return self._hello(event.engine_id, event.record, event.at_s)
+        self.controllers[event.engine_id].observe(event.record, event.at_s)
         return None
-
-    def _boot(self, engine_id: str, epoch: int) -> Stream:
-        """A new boot of an engine begins."""
-        stream = self.streams.setdefault(engine_id, Stream())
-        if stream.epoch >= 0:
-            stream.past_epochs[stream.epoch] = stream.sequence
-            while len(stream.past_epochs) > PAST_EPOCHS:
-                del stream.past_epochs[next(iter(stream.past_epochs))]
-            self.controllers[engine_id].restarted()
-        stream.epoch, stream.sequence = epoch, stream.past_epochs.pop(epoch, -1)
-        return stream
 
     def _hello(self, engine_id: str, hello: Hello, at_s: float) -> Plan | None:
         """The plan that the engine does not have yet, if there is one."""
@@ -164,27 +130,6 @@ class Fleet:
             hint = policies.did_you_mean(engine_id, self.controllers)
             raise ValueError(f"engine: no {engine_id!r}{hint}; connected: {known}")
         return self.controllers[engine_id]
-
-
-def _revives(stream: Stream, event: Received) -> bool:
-    """Whether a boot taken for a past one proves to be alive: it says hello after its last frame.
-
-    Otherwise one hello under a false epoch would shut the engine out until it restarts.
-    """
-    return isinstance(event.record, Hello) and event.sequence > stream.past_epochs[event.epoch]
-
-
-def _advance(stream: Stream, event: Received) -> bool:
-    """Count a frame; whether it is the next one or a later one."""
-    if event.sequence <= stream.sequence:
-        stream.duplicate += 1
-        return False
-    if stream.sequence >= 0:
-        stream.lost += event.sequence - stream.sequence - 1
-    stream.sequence = event.sequence
-    stream.frames += 1
-    stream.dropped_by_engine = event.dropped
-    return True
 
 
 def _fits(controller: Controller, hello: Hello, fingerprint: str) -> bool:

@@ -15,7 +15,6 @@ from steersman_policies.messages import Hello, Lease
 from steersman_policies.plan import Plan
 
 HELLO_INTERVAL_S = 1.0
-LEASE_INTERVAL_S = 0.1
 LEASE_S = 1.0
 
 

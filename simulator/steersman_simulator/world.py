@@ -16,6 +16,7 @@ from msgspec import Struct
 from simpy.events import ProcessGenerator
 
 from steersman_controller.events import Event, Started
+from steersman_controller.sidecar.peer import LEASE_INTERVAL_S
 from steersman_policies.executor import mix
 from steersman_policies.messages import Hello, RequestReport, StepReport
 from steersman_policies.units import Count, Name, Seconds
@@ -23,7 +24,7 @@ from steersman_simulator.acceptance import Acceptance
 from steersman_simulator.arrivals import Arrival
 from steersman_simulator.batch import Batch, Live, Shape, finished_report
 from steersman_simulator.chance import Chance, stream
-from steersman_simulator.steering import HELLO_INTERVAL_S, LEASE_INTERVAL_S, Steering
+from steersman_simulator.steering import HELLO_INTERVAL_S, Steering
 from steersman_simulator.truth import StepSeconds
 
 ENGINE_ID = "simulated"

@@ -1,5 +1,7 @@
 """The fleet: events in any order, from engines that come, go, repeat themselves and come back."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -13,6 +15,8 @@ from steersman_controller.events import (
     Ticked,
 )
 from steersman_controller.fleet import Fleet
+from steersman_controller.trace.journal import JournalWriter, encode_event
+from steersman_controller.trace.recording import read_recording
 from steersman_policies.messages import Fingerprint, Group, Hello, PlanAck, StepReport
 
 FINGERPRINT = Fingerprint("toy", "1", "target", "drafter", "1", "ngram", "none", "float32", "cpu", "eager")
@@ -245,3 +249,27 @@ def test_shadow_never_sends_a_steering_plan_of_an_earlier_sidecar() -> None:
     shadow.apply(Received(1.0, "e", 9, 1, 0, HELLO))
     shadow.apply(Restored(1.0, "e", earlier.controllers["e"].snapshot()))
     assert shadow.apply(Received(1.01, "e", 9, 2, 0, HELLO)) is None
+
+
+def test_a_recording_reads_the_very_frames_that_were_applied(tmp_path: Path) -> None:
+    """Also where a boot was taken for a past one and proved to be alive: one rule serves both."""
+    first = started()
+    fleet = Fleet(first)
+    frames = [
+        (9, 0, HELLO),
+        (9, 1, report(0)),
+        (5, 0, HELLO),
+        (9, 2, report(1)),
+        (9, 3, HELLO),
+        (9, 4, report(2)),
+    ]
+    events = [Received(float(n), "e", epoch, seq, 0, body) for n, (epoch, seq, body) in enumerate(frames)]
+    writer = JournalWriter(tmp_path / "journal.bin")
+    for event in (first, *events):
+        writer.append(encode_event(event))
+    writer.close()
+    for event in events:
+        fleet.apply(event)
+    read = list(read_recording(tmp_path).records("e"))
+    assert len(read) == fleet.streams["e"].frames == 5
+    assert [event.sequence for event in read] == [0, 1, 0, 3, 4]

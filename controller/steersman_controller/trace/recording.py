@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from steersman_controller.events import Event, Received, Started, Ticked
+from steersman_controller.stream import Stream
 from steersman_controller.trace.journal import decode_event, is_journal, payloads, whole_bytes
 from steersman_policies.codec import FromEngine
 from steersman_policies.messages import Hello, RequestReport, StepReport
@@ -44,11 +45,11 @@ class Recording:
 
     def records(self, engine_id: str | None = None) -> Iterator[Received]:
         """What engines sent, each frame once, of one engine or of all."""
-        streams: dict[str, _Stream] = {}
+        streams: dict[str, Stream] = {}
         for event in self.events:
             if not isinstance(event, Received) or engine_id not in (None, event.engine_id):
                 continue
-            if streams.setdefault(event.engine_id, _Stream()).is_new(event):
+            if streams.setdefault(event.engine_id, Stream()).accept(event):
                 yield event
 
     def steps(self, engine_id: str | None = None) -> Iterator[StepReport]:
@@ -89,26 +90,6 @@ class Recording:
         from steersman_controller.trace.parquet import parquet_payloads
 
         return parquet_payloads(self.path)
-
-
-class _Stream:
-    """Recognises frames that were not applied: duplicates, and those of an older boot."""
-
-    def __init__(self) -> None:
-        self._epoch = -1
-        self._sequence = -1
-        self._past: set[int] = set()
-
-    def is_new(self, event: Received) -> bool:
-        if event.epoch != self._epoch:
-            if event.epoch in self._past or not isinstance(event.record, Hello):
-                return False
-            self._past.add(self._epoch)
-            self._epoch, self._sequence = event.epoch, -1
-        if event.sequence <= self._sequence:
-            return False
-        self._sequence = event.sequence
-        return True
 
 
 def read_recording(path: Path) -> Recording:
