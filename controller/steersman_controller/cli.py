@@ -25,6 +25,7 @@ EXIT_CODES = (
 )
 _GROUP_HELP = {
     "bench": "Measure a promise.",
+    "doctor": "Whether an engine is steered, and why not.",
     "engine": "The torch engine.",
     "policy": "The policies of a running sidecar.",
     "trace": "Recordings.",

@@ -1,7 +1,9 @@
 """What operators read, as lines of text."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
+from steersman_controller.doctor import Examination
+from steersman_controller.findings import Finding, listed
 from steersman_controller.sidecar.admin import EngineStatus, Status
 from steersman_controller.sidecar.push import Outcome
 
@@ -10,8 +12,8 @@ _WORDS = {"ack": "ACK", "nack": "NACK", "timeout": "no answer"}
 
 def status_lines(status: Status) -> list[str]:
     """A sidecar and its engines."""
-    refused = ", ".join(f"{reason} {count}" for reason, count in sorted(status.refused_frames.items()))
-    return [
+    refused = listed(status.refused_frames)
+    lines = [
         f"sidecar {status.version}, process {status.pid}, {status.mode}, policy {status.policy}, "
         f"{status.telemetry}",
         *(["recording to " + status.recording] if status.recording else []),
@@ -19,6 +21,7 @@ def status_lines(status: Status) -> list[str]:
         *([] if status.engines else ["no engine has connected"]),
         *(line for engine in status.engines for line in _engine_lines(engine)),
     ]
+    return [_printable(line) for line in lines]
 
 
 def outcome_lines(outcome: Outcome) -> list[str]:
@@ -33,6 +36,31 @@ def outcome_lines(outcome: Outcome) -> list[str]:
     ]
 
 
+def examination_lines(examination: Examination) -> list[str]:
+    """What was found, engine by engine."""
+    problems = sum(finding.status == "problem" for finding in examination.findings)
+    lines: list[str] = []
+    engine_id = ""
+    for finding in examination.findings:
+        if finding.engine_id != engine_id:
+            engine_id = finding.engine_id
+            lines.append(f"engine {engine_id}")
+        lines += map(_printable, _finding_lines(finding))
+    return [*lines, f"{problems} problem{'s' if problems > 1 else ''}" if problems else "no problem"]
+
+
+def _printable(line: str) -> str:
+    """A line in which an engine's own words can do nothing to a terminal."""
+    return "".join(char if char.isprintable() else "?" for char in line)
+
+
+def _finding_lines(finding: Finding) -> list[str]:
+    indent = "  " if finding.engine_id else ""
+    head = f"{indent}{finding.status:<8} {finding.check:<10} "
+    advice = [" " * len(head) + "-> " + finding.advice] if finding.advice else []
+    return [head + finding.text, *advice]
+
+
 def _engine_lines(engine: EngineStatus) -> Iterator[str]:
     plan = "none yet" if engine.plan_id is None else str(engine.plan_id)
     acked = "none" if engine.acked_plan_id is None else str(engine.acked_plan_id)
@@ -40,14 +68,12 @@ def _engine_lines(engine: EngineStatus) -> Iterator[str]:
         f"engine {engine.engine_id}: {engine.mode}, policy {engine.policy} {engine.policy_version}, "
         f"plan {plan}, in force {acked}, last heard {engine.silent_s:.1f} s ago"
     )
+    if engine.about.observe_only:
+        yield f"  observe-only, follows no plan: {engine.about.observe_only}"
     if engine.refusal:
         yield f"  refused plan {engine.refused_plan_id}: {engine.refusal}"
     if engine.proposal_length:
-        yield f"  K in force: {_by_segment(engine.proposal_length)}"
+        yield f"  K in force: {listed(engine.proposal_length)}"
     if engine.would_be:
-        yield f"  K that the plan would ask for: {_by_segment(engine.would_be)}"
+        yield f"  K that the plan would ask for: {listed(engine.would_be)}"
     yield (f"  frames {engine.frames}, lost {engine.frames_lost}, duplicate or old {engine.frames_duplicate}")
-
-
-def _by_segment(lengths: Mapping[str, int]) -> str:
-    return ", ".join(f"{segment} {k}" for segment, k in sorted(lengths.items()))

@@ -17,6 +17,8 @@ class Stream(Struct):
     past_epochs: dict[int, int] = {}
     """Last sequence number of each earlier boot."""
     boots: int = 0
+    booted_s: float = 0.0
+    """When the first hello of the present boot arrived."""
     frames: int = 0
     lost: int = 0
     """Missing sequence numbers."""
@@ -37,7 +39,7 @@ class Stream(Struct):
             if not isinstance(event.record, Hello):
                 self.before_hello += 1
                 return False
-            self._boot(event.epoch)
+            self._boot(event.epoch, event.at_s)
         if event.sequence <= self.sequence:
             self.duplicate += 1
             return False
@@ -55,10 +57,11 @@ class Stream(Struct):
         """
         return isinstance(event.record, Hello) and event.sequence > self.past_epochs[event.epoch]
 
-    def _boot(self, epoch: int) -> None:
+    def _boot(self, epoch: int, at_s: float) -> None:
         if self.boots:
             self.past_epochs[self.epoch] = self.sequence
             while len(self.past_epochs) > PAST_EPOCHS:
                 del self.past_epochs[next(iter(self.past_epochs))]
         self.boots += 1
+        self.booted_s = at_s
         self.epoch, self.sequence = epoch, self.past_epochs.pop(epoch, -1)

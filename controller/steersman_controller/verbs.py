@@ -118,6 +118,34 @@ def resume(
     return _mode("resume", engine, all_engines, admin, timeout_s, as_json)
 
 
+def doctor_vllm(
+    engine: Annotated[str, typer.Option(help="One engine; default: every vLLM engine.")] = "",
+    admin: Admin = "",
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(help="The engine's: where its pause file and fallback table live."),
+    ] = None,
+    timeout_s: Timeout = 5.0,
+    as_json: Json = False,
+) -> int:
+    """Say whether vLLM is steered, and why not: ok, note or problem by line, and what to do about it.
+
+    Looks for about a second. Exit code 1 where anything is a problem.
+    """
+    import msgspec
+
+    from steersman_controller.console import examination_lines
+    from steersman_controller.doctor import examine_vllm
+    from steersman_controller.state_dir import default_state_dir
+
+    if state_dir is not None and not state_dir.is_dir():
+        raise ValueError(f"--state-dir: no folder {state_dir}; it is the engine's STEERSMAN_STATE_DIR")
+    folder = default_state_dir(os.environ) if state_dir is None else state_dir
+    found = examine_vllm(_endpoint(admin), folder, timeout_s, engine)
+    print(json.dumps(msgspec.to_builtins(found)) if as_json else "\n".join(examination_lines(found)))
+    return 0 if found.is_well else 1
+
+
 def schema(as_json: Json = False) -> int:
     """Print the JSON Schema of the records on the wire, of the recording and of the configuration."""
     from steersman_controller.schemas import schemas

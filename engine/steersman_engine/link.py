@@ -17,9 +17,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from steersman_engine.fallback import load_fallback
-from steersman_engine.publisher import HookCounters, Item, Publisher, StateFiles, is_paused
+from steersman_engine.publisher import HookCounters, Publisher, Reader, StateFiles, is_paused
 from steersman_engine.rows import StepRows
 from steersman_engine.telemetry import is_segment
 from steersman_engine.transport import Transport, ZmqTransport, check_endpoint
@@ -53,7 +56,8 @@ class Link:
     `decide`, `record`, `finished` and `segment_of` belong to the engine's thread. `clock` is
     monotonic seconds. `state_dir` holds `<engine_id>.pause`, which an operator may create to put the
     launch setting back, and `<engine_id>.fallback.json`, the table for the time without a lease.
-    With a `transport` of the caller's own, `endpoint` is not used.
+    With a `transport` of the caller's own, `endpoint` is not used. `read` makes records of what
+    `hand_over` was given, on the other thread.
 
     Raises ValueError for an engine id that is no file name, and for an endpoint that another machine
     or user could answer from.
@@ -70,6 +74,7 @@ class Link:
         insecure: bool = False,
         transport: Transport | None = None,
         epoch: int | None = None,
+        read: Reader | None = None,
     ) -> None:
         if not _ENGINE_ID.fullmatch(engine_id):
             raise ValueError(f"engine_id: {engine_id!r}; allowed are 1 to 128 of A-Z a-z 0-9 _ . : -")
@@ -83,15 +88,15 @@ class Link:
         self.executor.paused = is_paused(files.pause)
         self.hook = HookCounters()
         self._clock = clock
-        self._outbox: deque[Item] = deque()
+        self._outbox: deque[Any] = deque()
         self._segments: set[str] = {UNKNOWN_SEGMENT}
         self._transport = transport
         self.publisher = Publisher(
             engine_id,
-            hello,
             self.executor,
             transport,
             outbox=self._outbox,
+            read=read,
             hook=self.hook,
             files=files,
             clock=clock,
@@ -133,11 +138,21 @@ class Link:
             self.executor.committed(rows.first_tokens or any(rows.committed), len(rows.segments))
         except Exception as error:
             self._failed(error)
-        self._append(rows)
+        self.hand_over(rows)
 
     def finished(self, report: RequestReport) -> None:
         """Hand over how a request went."""
-        self._append(report)
+        self.hand_over(report)
+
+    def hand_over(self, item: Any) -> None:
+        """Leave something to the other thread: a record, or what this link's reader makes one of.
+
+        The caller leaves alone from now on what the item refers to.
+        """
+        if len(self._outbox) >= OUTBOX_ITEMS:
+            self.hook.dropped += 1
+        else:
+            self._outbox.append(item)
 
     def segment_of(self, tag: str, attributes: Mapping[str, str]) -> str:
         """The segment for a new request, which keeps it for life.
@@ -160,11 +175,11 @@ class Link:
         self.hook.refused_segments += 1
         return UNKNOWN_SEGMENT
 
-    def _append(self, item: Item) -> None:
-        if len(self._outbox) >= OUTBOX_ITEMS:
-            self.hook.dropped += 1
-        else:
-            self._outbox.append(item)
+    def stop_following(self, reason: str) -> None:
+        """Report from now on only why no plan is followed any more."""
+        hello = self.executor.hello
+        self.executor.hello = msgspec.structs.replace(hello, observe_only=reason[:200])
+        self.publisher.hello_soon()
 
     def _launch(self, load: Load, error: Exception) -> Decision:
         self._failed(error)

@@ -8,9 +8,9 @@ pops), the executor (which publishes by replacing references), and counters that
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -22,7 +22,7 @@ from steersman_engine.transport import Transport
 from steersman_policies import codec
 from steersman_policies.codec import Envelope, FromEngine, WireError
 from steersman_policies.executor import Executor
-from steersman_policies.messages import Hello, Lease, PlanAck, RequestReport, StepReport
+from steersman_policies.messages import Lease, PlanAck, RequestReport, StepReport
 from steersman_policies.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -31,13 +31,16 @@ HELLO_S = 1.0
 HELLO_RETRY_S = 0.05
 """While nobody listens."""
 PAUSE_CHECK_S = 0.1
-ROWS_PER_TURN = 64
+ITEMS_PER_TURN = 64
 """Then plans and leases are looked at again."""
 FRAMES_PER_TURN = 256
 HELD_ITEMS = 256
 """The newest rows wait for a sidecar that is not there, about a second's worth; older ones go."""
 
 Item: TypeAlias = StepRows | RequestReport
+
+Reader: TypeAlias = Callable[[Any], Iterable[Item]]
+"""Makes items of what an engine handed over as it was, because even columns cost its thread too much."""
 
 
 class HookCounters(Struct, gc=False):
@@ -67,11 +70,11 @@ class Publisher:
     def __init__(
         self,
         engine_id: str,
-        hello: Hello,
         executor: Executor,
         transport: Transport,
         *,
-        outbox: deque[Item],
+        outbox: deque[Any],
+        read: Reader | None,
         hook: HookCounters,
         files: StateFiles,
         clock: Callable[[], float],
@@ -80,10 +83,12 @@ class Publisher:
         self.counters: Counter[str] = Counter()
         """Monotone since boot; `dropped` and `refused.*` of this thread only."""
         self._engine_id = engine_id
-        self._hello = hello
         self._executor = executor
         self._transport = transport
         self._outbox = outbox
+        self._read = read
+        self._ready: deque[Item] = deque()
+        """Read, and not sent yet."""
         self._hook = hook
         self._files = files
         self._clock = clock
@@ -106,20 +111,22 @@ class Publisher:
             self._executor.paused = is_paused(self._files.pause)
         if now_s >= self._hello_due_s:
             self._greet(now_s)
-        waiting = len(self._outbox)
+        worked = bool(self._outbox)
+        self._take(ITEMS_PER_TURN if self._greeted else len(self._outbox))
         if not self._greeted:
             self._hold()
-            return waiting > 0
-        for _ in range(min(ROWS_PER_TURN, waiting)):
-            self._publish(self._outbox.popleft())
-        return waiting > 0
+            return worked
+        for _ in range(min(ITEMS_PER_TURN, len(self._ready))):
+            self._publish(self._ready.popleft())
+        return worked or bool(self._ready)
 
     def finish(self) -> None:
         """Send and save what is left, then close the transport."""
         if not self._greeted:
             self._greet(self._clock())
-        while self._outbox and self._greeted:
-            self._publish(self._outbox.popleft())
+        self._take(len(self._outbox))
+        while self._ready and self._greeted:
+            self._publish(self._ready.popleft())
         self._save_fallback()
         self._transport.close()
 
@@ -130,6 +137,10 @@ class Publisher:
         if kind not in self._seen_errors and len(self._seen_errors) < 16:
             self._seen_errors.add(kind)
             log.error("link of %s: %s", self._engine_id, kind, exc_info=error)
+
+    def hello_soon(self) -> None:
+        """Say again who we are, since something about it has changed."""
+        self._hello_due_s = 0.0
 
     def all_counters(self) -> dict[str, int]:
         """The counters of both threads, as they go into a Hello."""
@@ -182,13 +193,26 @@ class Publisher:
     def _greet(self, now_s: float) -> None:
         """Say who we are. Until somebody has heard it, nothing else is sent."""
         self._save_fallback()
-        hello = msgspec.structs.replace(self._hello, counters=self.all_counters())
+        hello = msgspec.structs.replace(self._executor.hello, counters=self.all_counters())
         self._greeted = self._send(hello)
         self._hello_due_s = now_s + (HELLO_S if self._greeted else HELLO_RETRY_S)
 
+    def _take(self, items: int) -> None:
+        """Read what was handed over, also while nobody listens: readers must see every step."""
+        for _ in range(min(items, len(self._outbox))):
+            item = self._outbox.popleft()
+            if self._read is None:
+                self._ready.append(item)
+                continue
+            try:
+                self._ready.extend(self._read(item))
+            except Exception as error:
+                self.counters["dropped"] += 1
+                self.failed(error)
+
     def _hold(self) -> None:
-        while len(self._outbox) > HELD_ITEMS:
-            self._outbox.popleft()
+        while len(self._ready) > HELD_ITEMS:
+            self._ready.popleft()
             self.counters["dropped"] += 1
 
     def _publish(self, item: Item) -> None:

@@ -147,6 +147,63 @@ def bench_engine(
         raise typer.Exit(1)
 
 
+def vllm_args(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Local folder or hub id of the target.")],
+    k_max: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Longest proposal. [default: the largest of --k, or 8]")
+    ] = None,
+    k: Annotated[
+        str | None, typer.Option(help="K to choose among, as in 0,2,4,8. [default: all up to --k-max]")
+    ] = None,
+    method: Annotated[str, typer.Option(help="ngram, draft_model, eagle, eagle3 or mtp.")] = "ngram",
+    draft_model: Annotated[str | None, typer.Option(help="Local folder or hub id of the drafter.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 256,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Prompt and output tokens of a request.")
+    ] = None,
+    prompt_lookup_min: Annotated[
+        int | None, typer.Option(min=1, help="Shortest n-gram to match. [default: 2]")
+    ] = None,
+    prompt_lookup_max: Annotated[
+        int | None, typer.Option(min=1, help="Longest n-gram to match. [default: 4]")
+    ] = None,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share the model.")] = 1,
+    dtype: Annotated[str, typer.Option(help="vLLM's --dtype.")] = "auto",
+    sidecar: Annotated[str | None, typer.Option(help="Endpoint of the sidecar. [default: its own]")] = None,
+    engine_id: Annotated[str | None, typer.Option(help="Name of this engine. [default: vllm-0]")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Do not start where K cannot be steered.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let the sidecar be on another machine, without keys.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the command that launches vLLM ready to be steered, and what its largest K costs in memory."""
+    from steersman_engine.adapters.vllm import arguments
+
+    launch = arguments.Launch(
+        model=model,
+        method=method,
+        draft_model=draft_model,
+        k=k,
+        k_max=k_max,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        prompt_lookup_min=prompt_lookup_min,
+        prompt_lookup_max=prompt_lookup_max,
+        tensor_parallel=tensor_parallel,
+        dtype=dtype,
+        sidecar=sidecar,
+        engine_id=engine_id,
+        strict=strict,
+        insecure=insecure,
+    )
+    if as_json:
+        print(json.dumps(arguments.described(launch)))
+        return
+    for line in (*arguments.shell_lines(launch), *arguments.cost_lines(launch, arguments.costs(launch))):
+        print(line)
+
+
 def _show(result: dict[str, Any], as_json: bool) -> None:
     """The result as one JSON object, or as a table with a row per figure."""
     if as_json:

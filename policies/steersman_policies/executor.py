@@ -38,6 +38,8 @@ class Load(Struct, frozen=True, gc=False):
     waiting: int
     deficit: Mapping[str, int] = {}
     """Requests behind their SLO by segment."""
+    launch_k: int | None = None
+    """What the engine would do by itself in this step; None: what its `Hello` says."""
 
 
 class Decision(Struct, frozen=True, gc=False):
@@ -145,23 +147,28 @@ class Executor:
         """K by segment for the drafts made in this step."""
         # The lease first: one that belongs to a later plan must not cover an earlier one.
         until_s, plan = self.lease_until_s, self.plan
-        if self._barren_steps >= BARREN_STEPS:
+        if self._barren_steps >= BARREN_STEPS and not self._is_shadow(plan):
             return self._uniform(load, self.hello.k_floor, 0, "guard", now_s)
         if self.paused:
-            return self._uniform(load, self.hello.launch_k, 0, "pause", now_s)
+            return self._uniform(load, self._launch_k(load), 0, "pause", now_s)
         if plan is None or now_s >= until_s:
             return self._without_lease(load, plan, now_s)
-        if plan.mode == "shadow":
+        if self._is_shadow(plan):
             return self._shadow(load, plan, now_s)
         return self._steer(load, plan, now_s)
 
     def _without_lease(self, load: Load, plan: Plan | None, now_s: float) -> Decision:
         # A sidecar in shadow touches nothing, and so does one that died in shadow.
-        in_shadow = plan is not None and plan.mode == "shadow"
-        if self.fallback is None or in_shadow:
-            return self._uniform(load, self.hello.launch_k, 0, "launch", now_s)
+        if self.fallback is None or self._is_shadow(plan):
+            return self._uniform(load, self._launch_k(load), 0, "launch", now_s)
         batch = sum(load.decode_requests.values())
         return self._uniform(load, self.fallback.at(batch), 0, "lease", now_s)
+
+    def _is_shadow(self, plan: Plan | None) -> bool:
+        return bool(self.hello.observe_only) or (plan is not None and plan.mode == "shadow")
+
+    def _launch_k(self, load: Load) -> int:
+        return self.hello.launch_k if load.launch_k is None else load.launch_k
 
     def _uniform(self, load: Load, k: int, plan_id: int, reason: str, now_s: float) -> Decision:
         lengths = dict.fromkeys(load.decode_requests, k)
@@ -170,7 +177,7 @@ class Executor:
 
     def _shadow(self, load: Load, plan: Plan, now_s: float) -> Decision:
         would_be, _ = table_lookup(plan, load)
-        lengths = dict.fromkeys(load.decode_requests, self.hello.launch_k)
+        lengths = dict.fromkeys(load.decode_requests, self._launch_k(load))
         switched = self._hold(lengths, load.step, now_s)
         return Decision(lengths, plan.plan_id, "shadow", switched, would_be=would_be)
 

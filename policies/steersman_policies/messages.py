@@ -60,6 +60,10 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello"):
     """Ranks that must use the same K in the same step share this name; empty when there is none."""
     counters: dict[str, Count] = {}
     """Monotone since boot: frames dropped, rows refused by reason, plans refused."""
+    observe_only: Name = ""
+    """Why this engine reports but follows no plan; empty where it follows them."""
+    runner: Name = ""
+    """How the engine executes steps, where one engine knows several ways."""
 
 
 class Group(Struct, frozen=True, array_like=True):

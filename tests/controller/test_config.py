@@ -30,7 +30,7 @@ def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path)
         ("controller: {slo: {chat: {ttft_s: 1}}}", ["controller.slo.chat.tpot_s is missing"]),
         ("lease_s: .nan", ["lease_s", "nan"]),
         ("lease_s: 0.01", ["lease_s", ">= 0.2", "found 0.01"]),
-        ("controller: {mode: fast}", ["controller.mode", "found 'fast'"]),
+        ("controller: {mode: fast}", ["controller.mode", "found 'fast'", "allowed: shadow, steer"]),
         ("controller: {plan_interval_s: 0}", ["plan_interval_s", "at least 0.01"]),
         ("metrics_port: 70000", ["metrics_port", "65535"]),
         ("[1, 2]", ["must map keys to values"]),
@@ -48,6 +48,63 @@ def test_a_bad_key_or_value_is_named_with_what_is_allowed(
         read_config(file, {}, {})
     for part in parts:
         assert part in str(error.value)
+
+
+RULE = "{attribute: tenant, value: acme, segment: vip}"
+
+
+@pytest.mark.parametrize(
+    ("rules", "parts"),
+    [
+        ("[{attribute: tenent, value: a, segment: b}]", ["rules.0.attribute: found 'tenent'", "'tenant'?"]),
+        ("[{attribute: prompt, value: a, segment: b}]", ["allowed: lora, route, sampling, struct"]),
+        ("[{attribute: tenant, valeu: a, segment: b}]", ["'controller.segmenter.rules.0.valeu'", "'value'?"]),
+        ("[{attribute: tenant, value: a}]", ["controller.segmenter.rules.0.segment is missing"]),
+        ("[{attribute: tenant, value: 5, segment: b}]", ["rules.0.value: Expected `str`", "found 5"]),
+        ("[{attribute: tenant, value: a, segment: a b}]", ["rules.0.segment: ", "found 'a b'"]),
+        (RULE, ["controller.segmenter.rules: Expected `array`"]),
+        (f"[{RULE}, {RULE}]", ["rules.1: never reached, rule 0 takes tenant 'acme' already"]),
+    ],
+)
+def test_a_bad_segment_rule_is_named_with_what_is_allowed(
+    tmp_path: Path, rules: str, parts: list[str]
+) -> None:
+    """By its number and its key, as it stands in the file."""
+    file = tmp_path / "c.yaml"
+    file.write_text(f"controller: {{segmenter: {{rules: {rules}}}}}")
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is checked below
+        read_config(file, {}, {})
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_rules_are_bounded() -> None:
+    """An engine knows 15 segments beside `unknown`, and every plan carries the rules."""
+
+    def configured(rules: int, segments: int) -> None:
+        found = [
+            {"attribute": "route", "value": f"r{n}", "segment": f"s{n % segments}" if segments else "unknown"}
+            for n in range(rules)
+        ]
+        read_config(None, {}, {"controller.segmenter.rules": found})
+
+    configured(256, 15)
+    configured(3, 0)
+    with pytest.raises(ValueError, match=r"segmenter\.rules: at most 15 segments .* found 16"):
+        configured(40, 16)
+    with pytest.raises(ValueError, match=r"segmenter\.rules: at most 256, found 257"):
+        configured(257, 1)
+
+
+def test_a_record_that_travels_as_an_array_is_overridden_key_by_key(tmp_path: Path) -> None:
+    """Rules from the environment leave the version that the file gives them."""
+    file = tmp_path / "c.yaml"
+    file.write_text("controller: {segmenter: {version: 3}}")
+    segmenter = read_config(
+        file, {"STEERSMAN__CONTROLLER__SEGMENTER__RULES": f"[{RULE}]"}, {}
+    ).controller.segmenter
+    assert segmenter.version == 3
+    assert segmenter.segment_of("", {"tenant": "acme"}) == "vip"
 
 
 def test_the_source_of_a_bad_value_is_named() -> None:

@@ -118,6 +118,7 @@ def test_a_running_sidecar_shows_itself(
     samples = [s for family in found.values() for s in family.samples]
     assert not [s for s in samples if math.isnan(s.value)]
     assert one.value("steering", engine="gpu0") == 1
+    assert one.value("engine_observe_only", engine="gpu0") == 0
     assert one.value("plan_id", engine="gpu0") == one.value("leased_plan_id", engine="gpu0")
     assert one.value("policy_info", engine="gpu0", policy="goodput", policy_version="1") == 1
     assert one.value("plan_acks_total", engine="gpu0", result="applied") >= 1
@@ -127,6 +128,23 @@ def test_a_running_sidecar_shows_itself(
     assert one.value("prediction_error_ratio_count", engine="gpu0", phase="verify") > 30
     assert one.value("request_ttft_seconds_count", engine="gpu0") == 1
     assert one.value("last_frame_timestamp_seconds", engine="gpu0") == 1e9
+
+
+def test_an_engine_that_only_observes_can_be_alerted_on(
+    config: SidecarConfig, hello: Hello, sidecars: Make, engines: Make
+) -> None:
+    """From its first hello to that in which it follows again; plans to it are ACKed and do not steer."""
+    one, engine = sidecars(config), engines(config.telemetry)
+    for reason in ("stopped: KeyError", ""):
+        engine.send(msgspec.structs.replace(hello, observe_only=reason))
+        one.frames(1)
+        assert one.value("engine_observe_only", engine="gpu0") == bool(reason)
+        one.ticks(1.1, engine)
+        assert one.value("steering", engine="gpu0") == (not reason)
+    assert one.value("plan_acks_total", engine="gpu0", result="applied") >= 1
+    assert one.value("plan_acks_total", engine="gpu0", result="refused") is None
+    samples = families(one.metrics)["steersman_engine_observe_only"].samples
+    assert [set(sample.labels) for sample in samples] == [{"engine"}]
 
 
 def test_it_is_served_on_loopback_and_a_taken_port_is_one_clear_line() -> None:

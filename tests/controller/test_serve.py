@@ -37,8 +37,8 @@ def test_a_signal_ends_it_cleanly(
     process = serve("--record", str(tmp_path / "rec"))
     engine = engines(process.ready["telemetry"])
     engine.send(hello)
+    engine.send(step(1))  # before the answer to the plan, which the lease waits for
     assert isinstance(engine.receive(DEADLINE_S), Plan)
-    engine.send(step(1))
     while not isinstance(engine.receive(DEADLINE_S), Lease):
         pass
     assert process.stop(number) == 0
@@ -70,6 +70,50 @@ def test_a_killed_sidecar_leaves_a_readable_journal_and_a_free_endpoint(
     assert again.ready["telemetry"] == process.ready["telemetry"]
     assert again.stop() == 0
     assert len(list(read_recording(tmp_path / "rec" / "journal-1.bin").steps())) == 20
+
+
+RULES = """
+controller:
+  segmenter:
+    version: {version}
+    rules:
+      - {{attribute: tenant, value: acme, segment: {segment}}}
+      - {{attribute: structured_output, value: json, segment: code}}
+"""
+
+
+@pytest.mark.parametrize("policy", ["goodput", "off"])
+def test_segment_rules_reach_the_engine(
+    serve: Make, engines: Make, hello: Hello, step: Step, tmp_path: Path, policy: str
+) -> None:
+    """Rules of the file stand in the plan and in the recording; a restart with others changes the plan
+    and keeps what was learned."""
+
+    def planned(version: int, segment: str, epoch: int) -> Plan:
+        file = tmp_path / f"{version}.yaml"
+        file.write_text(RULES.format(version=version, segment=segment))
+        folders = ("--state-dir", str(tmp_path / "state"), "--record", str(tmp_path / f"rec{version}"))
+        process = serve("--config", str(file), "--policy", policy, *folders)
+        engine = engines(process.ready["telemetry"], epoch=epoch)
+        engine.send(hello)
+        engine.send(step(1))
+        plan = engine.receive(DEADLINE_S)
+        assert isinstance(plan, Plan)
+        while not isinstance(engine.receive(DEADLINE_S), Lease):
+            pass
+        assert process.stop() == 0
+        engine.close()
+        started = read_recording(tmp_path / f"rec{version}").started
+        assert started.config.segmenter == plan.segmenter
+        return plan
+
+    first = planned(1, "vip", 7)
+    assert first.segmenter.version == 1
+    assert first.segmenter.segment_of("", {"tenant": "acme"}) == "vip"
+    assert first.segmenter.segment_of("", {"tenant": "other", "structured_output": "json"}) == "code"
+    second = planned(2, "gold", 8)
+    assert second.plan_id > first.plan_id
+    assert second.segmenter.segment_of("", {"tenant": "acme"}) == "gold"
 
 
 def test_an_idle_sidecar_sleeps(serve: Make) -> None:

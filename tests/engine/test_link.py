@@ -13,6 +13,7 @@ from steersman_engine import link as link_module
 from steersman_engine.bench.stand_in import constant_plan
 from steersman_engine.link import Link
 from steersman_engine.publisher import HELD_ITEMS
+from steersman_engine.rows import StepRows
 from steersman_engine.steering import Steering
 from steersman_policies import codec
 from steersman_policies.executor import Decision, Executor
@@ -305,3 +306,47 @@ def test_an_engine_id_is_a_file_name(engine_id: str, tmp_path: Path) -> None:
     """Anything else is refused before a file is touched."""
     with pytest.raises(ValueError, match="engine_id"):
         Link(engine_id, HELLO, "ipc:///run/x", state_dir=tmp_path)
+
+
+def test_what_is_handed_over_as_it_is_is_read_on_the_other_thread(tmp_path: Path) -> None:
+    """Also while nobody listens: a reader must see every step."""
+    seen: list[int] = []
+
+    def read(step: int) -> list[StepRows]:
+        seen.append(step)
+        return [rows(step)] if step % 2 else []
+
+    bench = Bench(tmp_path, read=read)
+    bench.peer.connected = False
+    for step in range(4):
+        bench.link.hand_over(step)
+    assert seen == []
+    bench.turn()
+    assert seen == [0, 1, 2, 3]
+    bench.peer.connected = True
+    reports = [body for _ in range(3) for body in bench.turn(0.1) if isinstance(body, StepReport)]
+    assert [report.step for report in reports] == [1, 3]
+
+
+def test_a_reader_that_fails_loses_its_item_and_is_counted(tmp_path: Path) -> None:
+    """The link goes on."""
+
+    def read(step: int) -> list[StepRows]:
+        return [rows(1 // step)]
+
+    bench = Bench(tmp_path, read=read)
+    bench.turn()
+    bench.link.hand_over(0)
+    bench.link.hand_over(1)
+    bodies = bench.turn(0.1)
+    assert [body.step for body in bodies if isinstance(body, StepReport)] == [1]
+    assert (bench.counters()["dropped"], bench.counters()["publisher_errors"]) == (1, 1)
+
+
+def test_an_engine_that_stops_following_says_so_at_once(tmp_path: Path) -> None:
+    """The sidecar learns why in the next Hello."""
+    bench = Bench(tmp_path)
+    bench.turn()
+    bench.link.stop_following("a surprise")
+    (hello,) = [body for body in bench.turn() if isinstance(body, Hello)]
+    assert hello.observe_only == "a surprise"

@@ -313,3 +313,32 @@ def test_the_table_says_what_a_plain_reading_says(
     lengths, reason = table_lookup(PLAN, situation)
     assert lengths == {"code": table[row][column], "chat": PLAN.proposal_length["unknown"][row][column]}
     assert reason == ("deficit" if deficit.get("code") else "table")
+
+
+def test_an_engine_that_only_observes_treats_every_plan_as_shadow() -> None:
+    """It keeps its own setting, whatever the plan says, also when the lease or its patience ends."""
+    executor = steered()
+    executor.hello = msgspec.structs.replace(HELLO, observe_only="unknown version")
+    decision = executor.decide(load(launch_k=4), 0.5)
+    assert (decision.proposal_length, decision.reason) == ({"code": 4, "chat": 4}, "shadow")
+    assert decision.would_be == {"code": 6, "chat": 3}
+    for _ in range(BARREN_STEPS):
+        executor.committed(0, 2)
+    decision = executor.decide(load(launch_k=4), 5.0)
+    assert (decision.proposal_length, decision.reason) == ({"code": 4, "chat": 4}, "launch")
+
+
+def test_a_launch_setting_that_depends_on_the_step_is_taken_from_the_load() -> None:
+    """An engine with a table of its own has no single launch K."""
+    executor = steered()
+    executor.paused = True
+    assert executor.decide(load(launch_k=5), 0.5).proposal_length == {"code": 5, "chat": 5}
+    assert executor.decide(load(), 0.5).proposal_length == {"code": 2, "chat": 2}
+
+
+def test_the_guard_leaves_a_shadowed_engine_alone() -> None:
+    """Shadow touches nothing."""
+    executor = steered(change(PLAN, mode="shadow"))
+    for _ in range(BARREN_STEPS):
+        executor.committed(0, 2)
+    assert executor.decide(load(), 0.5).reason == "shadow"

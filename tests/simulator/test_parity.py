@@ -15,9 +15,11 @@ from steersman_controller.trace.recording import read_recording
 from steersman_policies.codec import SCHEMA, Envelope, decode, encode
 from steersman_policies.messages import StepReport
 from steersman_policies.plan import Plan
+from steersman_policies.segmenter import Segmenter, SegmentRule
 from steersman_simulator.replay import replay
 
 POLLS = 50
+RULES = Segmenter(version=1, rules=(SegmentRule("tenant", "acme", "code"),))
 
 
 class Engines:
@@ -115,7 +117,8 @@ def assert_parity(events: list[Event], folder: Path) -> list[Plan]:
 @pytest.fixture(scope="module")
 def stream(experiment) -> list[Event]:
     """A simulated sidecar's events under three policies, on a clock that does not start at 0."""
-    events = list(experiment(25, config=ControllerConfig(seed=3)).events)
+    config = ControllerConfig(seed=3, segmenter=RULES)
+    events = list(experiment(25, config=config).events)
     return [msgspec.structs.replace(event, at_s=event.at_s + 1234.5) for event in events]
 
 
@@ -125,6 +128,7 @@ def test_server_and_simulator_plan_alike(stream, tmp_path):
     assert any(through_simulator(stream)[1].values())
     tables = {msgspec.msgpack.encode(msgspec.structs.replace(plan, plan_id=0)) for plan in plans}
     assert len(tables) >= 20
+    assert all(plan.segmenter == RULES for plan in plans)
     assert any(isinstance(event, PolicySet) for event in stream)
 
 

@@ -37,10 +37,31 @@ class ModeRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="mode_set
 Request: TypeAlias = StatusRequest | PolicyRequest | ModeRequest
 
 
+class About(Struct, frozen=True):
+    """What an engine last said of itself."""
+
+    engine: str
+    engine_version: str
+    target: str
+    drafter: str
+    method: str
+    fingerprint: str
+    """Digest of the above and more: what plans and snapshots are made for."""
+    runner: str
+    observe_only: str
+    """Why it follows no plan; empty where it does."""
+    k_max: int
+    launch_k: int
+    reachable_k: tuple[int, ...]
+    counters: dict[str, int]
+    """Monotone since it booted."""
+
+
 class EngineStatus(Struct, frozen=True):
     """One engine as the sidecar sees it."""
 
     engine_id: str
+    about: About
     mode: str
     policy: str
     policy_version: str
@@ -54,11 +75,23 @@ class EngineStatus(Struct, frozen=True):
     refused_plan_id: int | None
     refusal: str
     """Why the engine refused that plan; empty where it refused none."""
+    lease_age_s: float | None
+    """Since the last lease was sent; None: none was."""
+    lease_s: float
+    """For how long a lease holds."""
+    attached_s: float
+    """Since the first hello of its present boot."""
     silent_s: float
     """Since the last frame."""
+    reports: int
+    """Step reports learned from, those before a restored snapshot included."""
+    reason: str
+    """Why its executor decided as it did in the last step; empty before the first."""
     proposal_length: dict[str, int]
     """K by segment in force, as last reported."""
     would_be: dict[str, int]
+    segments: dict[str, float]
+    """Share of each segment that was seen among the live decode requests."""
     frames: int
     frames_lost: int
     frames_duplicate: int
@@ -113,10 +146,17 @@ def encode_reply(reply: Reply) -> bytes:
     return _encoder.encode(reply)
 
 
+class NoSidecar(ValueError):  # noqa: N818 - to most who ask this is wrong input like any other
+    """Nobody answers at an endpoint, or not as a sidecar of this version does."""
+
+
 def ask(endpoint: str, request: Request, timeout_s: float) -> Reply:
-    """The sidecar's reply. Raises ValueError in one line where none answers in time."""
+    """The sidecar's reply.
+
+    Raises `NoSidecar` in one line where none answers in time, ValueError for what is no endpoint.
+    """
     if endpoint.startswith(IPC) and not Path(endpoint.removeprefix(IPC)).exists():
-        raise ValueError(f"--admin: no sidecar at {endpoint}; {_ADVICE}")
+        raise NoSidecar(f"--admin: no sidecar at {endpoint}; {_ADVICE}")
     context = zmq.Context()
     socket = context.socket(zmq.REQ)
     try:
@@ -124,12 +164,12 @@ def ask(endpoint: str, request: Request, timeout_s: float) -> Reply:
         socket.connect(endpoint)
         socket.send(_encoder.encode(request))
         if not socket.poll(round(timeout_s * 1000.0)):
-            raise ValueError(f"--admin: no sidecar answers at {endpoint} within {timeout_s:g} s; {_ADVICE}")
+            raise NoSidecar(f"--admin: no sidecar answers at {endpoint} within {timeout_s:g} s; {_ADVICE}")
         return _replies.decode(socket.recv())
     except zmq.ZMQError as error:
         raise ValueError(f"--admin: cannot reach {endpoint}: {error.strerror}") from None
     except msgspec.DecodeError as error:
-        raise ValueError(f"--admin: {endpoint} answers like no sidecar of this version ({error})") from None
+        raise NoSidecar(f"--admin: {endpoint} answers like no sidecar of this version ({error})") from None
     finally:
         socket.close()
         context.term()

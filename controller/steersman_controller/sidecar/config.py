@@ -14,10 +14,13 @@ from msgspec import Meta, Struct
 from steersman_controller.events import ControllerConfig
 from steersman_controller.sidecar.endpoints import default_endpoint
 from steersman_controller.sidecar.shape import shaped
-from steersman_policies.units import Name
+from steersman_policies.segmenter import SegmentRule
+from steersman_policies.units import MAX_SEGMENTS, UNKNOWN_SEGMENT, Name
 
 ENV_PREFIX = "STEERSMAN__"
 MIN_PLAN_INTERVAL_S = 0.01
+MAX_RULES = 256
+"""An engine goes through them for each new request, and every plan carries them."""
 
 
 class PolicyChoice(Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,9 +64,8 @@ def read_config(path: Path | None, environment: Mapping[str, str], flags: Mappin
     """
     merged: dict[str, Any] = {}
     for where, tree in _sources(path, environment, flags):
-        checked = shaped(tree, SidecarConfig, where)
-        _converted(checked, where)  # now, so that the error names the source
-        merged = _merged(merged, checked)
+        _converted(tree, where)  # now, so that the error names the source
+        merged = _merged(merged, tree)
     config = _converted(merged, "configuration")
     return msgspec.structs.replace(
         config,
@@ -84,27 +86,31 @@ def _sources(
         yield "--" + key.replace("_", "-"), _nested(key.split("."), value)
 
 
-def _converted(tree: dict[str, Any], where: str) -> SidecarConfig:
-    try:
-        config = msgspec.convert(tree, SidecarConfig)
-    except msgspec.ValidationError as error:
-        text, _, place = str(error).partition(" - at `$.")
-        key = place.rstrip("`")
-        raise ValueError(f"{where}: {key}: {text}, found {_found(tree, key)}") from None
-    if config.controller.plan_interval_s < MIN_PLAN_INTERVAL_S:
-        found = config.controller.plan_interval_s
+def _converted(tree: Any, where: str) -> SidecarConfig:
+    config = msgspec.convert(shaped(tree, SidecarConfig, where), SidecarConfig)
+    found = config.controller.plan_interval_s
+    if found < MIN_PLAN_INTERVAL_S:
         raise ValueError(
             f"{where}: controller.plan_interval_s: at least {MIN_PLAN_INTERVAL_S}, found {found}"
         )
+    _check_rules(config.controller.segmenter.rules, f"{where}: controller.segmenter.rules")
     return config
 
 
-def _found(tree: Any, key: str) -> str:
-    for word in key.split("."):
-        if not isinstance(tree, dict) or word not in tree:
-            break
-        tree = tree[word]
-    return repr(tree)
+def _check_rules(rules: tuple[SegmentRule, ...], where: str) -> None:
+    """Every rule can match, engines know as many segments, and a plan with the rules fits a frame."""
+    if len(rules) > MAX_RULES:
+        raise ValueError(f"{where}: at most {MAX_RULES}, found {len(rules)}")
+    segments = {rule.segment for rule in rules} - {UNKNOWN_SEGMENT}
+    if len(segments) >= MAX_SEGMENTS:
+        most = f"at most {MAX_SEGMENTS - 1} segments beside {UNKNOWN_SEGMENT!r}"
+        raise ValueError(f"{where}: {most}, found {len(segments)}")
+    places: dict[tuple[str, str], int] = {}
+    for number, rule in enumerate(rules):
+        earlier = places.setdefault((rule.attribute, rule.value), number)
+        if earlier != number:
+            which = f"{rule.attribute} {rule.value!r}"
+            raise ValueError(f"{where}.{number}: never reached, rule {earlier} takes {which} already")
 
 
 def _read_yaml(path: Path) -> Any:

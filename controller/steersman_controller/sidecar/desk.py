@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from steersman_controller.core import Controller
 from steersman_controller.events import ModeSet, PolicySet
 from steersman_controller.sidecar.admin import (
+    About,
     Accepted,
     EngineStatus,
     ModeRequest,
@@ -114,11 +115,12 @@ def _status(sidecar: "Sidecar") -> Status:
 def _engine(sidecar: "Sidecar", engine_id: str, now_s: float) -> EngineStatus:
     controller = sidecar.fleet.controllers[engine_id]
     status = controller.status(now_s)
-    stream = sidecar.fleet.streams[engine_id]
-    plan, refused = status.plan, sidecar.peers[engine_id].refused
+    stream, peer = sidecar.fleet.streams[engine_id], sidecar.peers[engine_id]
+    plan, refused = status.plan, peer.refused
     report = controller.last_report
     return EngineStatus(
         engine_id=engine_id,
+        about=_about(controller),
         mode=status.mode,
         policy=status.policy,
         policy_version=status.policy_version,
@@ -128,10 +130,35 @@ def _engine(sidecar: "Sidecar", engine_id: str, now_s: float) -> EngineStatus:
         acked_plan_id=status.leased_plan_id,
         refused_plan_id=None if refused is None else refused.plan_id,
         refusal="" if refused is None else refused.reason,
-        silent_s=now_s - sidecar.peers[engine_id].heard_s,
+        lease_age_s=None if peer.leased_s is None else now_s - peer.leased_s,
+        lease_s=sidecar.config.lease_s,
+        attached_s=now_s - stream.booted_s,
+        silent_s=now_s - peer.heard_s,
+        reports=status.counters.get("reports", 0),
+        reason="" if report is None else report.reason,
         proposal_length={} if report is None else report.commanded,
         would_be={} if report is None else report.would_be,
+        segments={belief.segment: belief.share for belief in status.segments if belief.share > 0.0},
         frames=stream.frames,
         frames_lost=stream.lost,
         frames_duplicate=stream.duplicate + stream.old_epoch,
+    )
+
+
+def _about(controller: Controller) -> About:
+    hello = controller.hello
+    fingerprint = hello.fingerprint
+    return About(
+        engine=fingerprint.engine,
+        engine_version=fingerprint.engine_version,
+        target=fingerprint.target,
+        drafter=fingerprint.drafter,
+        method=fingerprint.method,
+        fingerprint=controller.fingerprint,
+        runner=hello.runner,
+        observe_only=hello.observe_only,
+        k_max=hello.k_max,
+        launch_k=hello.launch_k,
+        reachable_k=hello.reachable_k,
+        counters=hello.counters,
     )

@@ -44,7 +44,7 @@ def note(metrics: Metrics, fleet: Fleet, received: Received, before: Learned) ->
         case PlanAck():
             metrics.add("plan_acks", 1.0, engine, "applied" if record.applied else "refused")
         case Hello():
-            pass
+            metrics.set("engine_observe_only", float(bool(record.observe_only)), engine)
     if after.steps > before.steps:
         for phase, error in fleet.controllers[engine].cost.errors.items():
             if error.actual_s > 0.0:
@@ -63,6 +63,10 @@ def refresh(sidecar: "Sidecar", now_s: float) -> None:
         metrics.reach("sends_dropped", sidecar.telemetry.dropped(engine), engine)
         metrics.reach("plan_errors", controller.counters["planner_errors"], engine)
         metrics.set("silent_seconds", now_s - sidecar.peers[engine].heard_s, engine)
+        plan = controller.plan_in_force
+        if plan is not None:
+            acts = plan.mode == "steer" and not controller.hello.observe_only
+            metrics.set("steering", float(acts), engine)
         if controller.leased_plan_id is not None:
             metrics.set("leased_plan_id", controller.leased_plan_id, engine)
         metrics.beliefs(engine, controller.segments())

@@ -69,7 +69,8 @@ _GAUGES: Final = {
     "policy_info": ("The policy of the newest plan.", ["engine", "policy", "policy_version"]),
     "plan_id": ("The newest plan.", ["engine"]),
     "leased_plan_id": ("The plan that leases are given for; absent while there is none.", ["engine"]),
-    "steering": ("1 while plans act, 0 in shadow mode.", ["engine"]),
+    "steering": ("1 while plans act, 0 in shadow mode and where the engine only observes.", ["engine"]),
+    "engine_observe_only": ("1 where the engine reports but follows no plan, 0 where it does.", ["engine"]),
     "silent_seconds": ("Since the last frame.", ["engine"]),
     "last_frame_timestamp_seconds": ("Unix time of the last frame.", ["engine"]),
     "decode_requests": ("Live decode requests in the last step.", ["engine"]),
@@ -227,7 +228,6 @@ class Metrics:
     def plan(self, engine: str, plan: Plan) -> None:
         """Show a new plan."""
         self.set("plan_id", plan.plan_id, engine)
-        self.set("steering", 1.0 if plan.mode == "steer" else 0.0, engine)
         labels = (engine, plan.policy, plan.policy_version)
         known = self._policies.get(engine)
         if known is not None and known != labels:

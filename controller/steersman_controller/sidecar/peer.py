@@ -19,6 +19,8 @@ class Peer(Struct):
     engine_id: str
     plan_due_s: float
     lease_due_s: float
+    leased_s: float | None = None
+    """When the last lease was handed to the network."""
     heard_s: float = 0.0
     fingerprint: str = ""
     """Of the controller that was last looked after at its start."""

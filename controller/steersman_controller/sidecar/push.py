@@ -8,6 +8,7 @@ from msgspec import Struct
 from steersman_controller.sidecar.admin import (
     Accepted,
     EngineStatus,
+    NoSidecar,
     Rejected,
     Request,
     Status,
@@ -41,10 +42,10 @@ class Outcome(Struct, frozen=True):
 
 
 def status(endpoint: str, timeout_s: float) -> Status:
-    """The sidecar's status. Raises ValueError where none answers."""
+    """The sidecar's status. Raises `NoSidecar` where none answers."""
     reply = ask(endpoint, StatusRequest(), timeout_s)
     if not isinstance(reply, Status):
-        raise ValueError(f"--admin: {endpoint} answers like no sidecar of this version")
+        raise NoSidecar(f"--admin: {endpoint} answers like no sidecar of this version")
     return reply
 
 
@@ -70,7 +71,13 @@ def request(endpoint: str, wanted: Request, timeout_s: float) -> Outcome:
 
 def _answer(engine: EngineStatus, plan_id: int) -> Answer:
     if engine.acked_plan_id is not None and engine.acked_plan_id >= plan_id:
-        return Answer("ack", engine.acked_plan_id)
+        return Answer("ack", engine.acked_plan_id, _unmoved(engine))
     if engine.refused_plan_id is not None and engine.refused_plan_id >= plan_id:
         return Answer("nack", engine.refused_plan_id, engine.refusal)
     return Answer("timeout", plan_id, f"no answer; last heard {engine.silent_s:.1f} s ago")
+
+
+def _unmoved(engine: EngineStatus) -> str:
+    """What an operator must know of an engine that takes plans and does not act on them."""
+    reason = engine.about.observe_only
+    return f"observe-only, so K stays as it is ({reason})" if reason else ""

@@ -219,8 +219,10 @@ class Sidecar:
 
     def _lease(self, peer: Peer, plan_id: int | None, now_s: float) -> None:
         peer.lease_due_s = now_s + LEASE_INTERVAL_S
-        if plan_id is not None:
-            self.telemetry.send(peer.engine_id, Lease(plan_id=plan_id, lease_s=self.config.lease_s))
+        if plan_id is None:
+            return
+        if self.telemetry.send(peer.engine_id, Lease(plan_id=plan_id, lease_s=self.config.lease_s)):
+            peer.leased_s = now_s
 
     def _answer(self) -> None:
         parts = self._admin.recv_multipart(zmq.NOBLOCK)

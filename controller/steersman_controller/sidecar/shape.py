@@ -1,9 +1,9 @@
-"""Checks the keys of a tree that a person wrote, before msgspec checks its values."""
+"""Checks a tree that a person wrote, key by key, so that every error says where it is."""
 
 from typing import Any
 
 import msgspec
-from msgspec.inspect import DictType, Field, StructType, Type, UnionType, VarTupleType, type_info
+from msgspec.inspect import DictType, Field, LiteralType, StructType, Type, UnionType, VarTupleType, type_info
 
 from steersman_policies.policy import did_you_mean
 
@@ -11,7 +11,7 @@ from steersman_policies.policy import did_you_mean
 def shaped(tree: Any, kind: type, where: str) -> dict[str, Any]:
     """The tree as `msgspec.convert` takes it: records that travel as arrays may be written as maps.
 
-    Raises ValueError naming source, key, the nearest known key and all allowed ones.
+    Raises ValueError naming source and key, and what is allowed or was found there.
     """
     out: dict[str, Any] = _shaped(tree, type_info(kind), where, "")
     return out
@@ -41,7 +41,21 @@ def _record(tree: Any, kind: StructType, where: str, path: str) -> Any:
             hint = did_you_mean(str(key), fields)
             raise ValueError(f"{where}: unknown key '{path}{key}'{hint}; allowed: {', '.join(fields)}")
     out = {key: _shaped(value, fields[key].type, where, f"{path}{key}.") for key, value in tree.items()}
+    types = {field.name: field.type for field in msgspec.structs.fields(kind.cls)}
+    for key, value in out.items():
+        try:
+            msgspec.convert(value, types[key])
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{where}: {path}{_unfit(key, value, fields[key].type, error)}") from None
     return _positional(out, kind, where, path) if kind.array_like else out
+
+
+def _unfit(key: str, value: Any, kind: Type, error: msgspec.ValidationError) -> str:
+    if isinstance(kind, LiteralType):
+        words = [str(word) for word in kind.values]
+        return f"{key}: found {value!r}{did_you_mean(str(value), words)}; allowed: {', '.join(words)}"
+    text, _, place = str(error).partition(" - at `$")
+    return f"{key}{place.rstrip('`')}: {text}, found {value!r}"
 
 
 def _positional(record: dict[str, Any], kind: StructType, where: str, path: str) -> list[Any]:
