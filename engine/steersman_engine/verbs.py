@@ -147,6 +147,43 @@ def bench_engine(
         raise typer.Exit(1)
 
 
+def bench_vllm(
+    vllm_python: Annotated[
+        Path | None,
+        typer.Option(help="Python of vLLM's environment. [default: .venv-vllm/bin/python]"),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of a model. [default: the bundled SmolLM2-135M]")
+    ] = None,
+    groups: Annotated[int, typer.Option(min=1, help="Groups of paired blocks in a real vLLM.")] = 8,
+    kills: Annotated[int, typer.Option(min=1, help="Kills of real sidecars.")] = 20,
+    steps: Annotated[int, typer.Option(min=10, help="Steps per state, without a model.")] = 500,
+    virtual_kills: Annotated[int, typer.Option(min=1, help="Kills on a virtual clock.")] = 1_000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of batches and kill points.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what the adapter costs vLLM, and that no sidecar's death harms it (6 minutes)."""
+    from steersman_engine.bench.vllm.run import run
+
+    try:
+        result = run(
+            vllm_python=vllm_python,
+            model=model,
+            groups=groups,
+            kills=kills,
+            steps=steps,
+            virtual_kills=virtual_kills,
+            seed=seed,
+            progress=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    except RuntimeError as error:
+        print(f"steersman: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    _show(result, as_json)
+    if not result["passed"]:
+        raise typer.Exit(1)
+
+
 def vllm_args(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Local folder or hub id of the target.")],
     k_max: Annotated[

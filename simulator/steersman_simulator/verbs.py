@@ -55,7 +55,15 @@ def demo(
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, max=50, help="Runs of each arm. Default: 2, or 1 on a machine too slow for 2."),
+        typer.Option(
+            min=1,
+            max=50,
+            help="Runs of each arm. Default: 2, or 1 on a machine too slow for 2; with --vllm 5.",
+        ),
+    ] = None,
+    vllm: Annotated[
+        Path | None,
+        typer.Option(help="Drive real `vllm serve` with this vLLM command instead of our engine."),
     ] = None,
     model: Annotated[str, typer.Option(help="A causal LM: folder or hub id. Default: the bundled one.")] = "",
     out: Annotated[Path | None, typer.Option(help="Empty or new folder. Default: runs/TIME.")] = None,
@@ -64,10 +72,12 @@ def demo(
     """Serve a real model under changing load, with drafting off, fixed and steered; measure and simulate.
 
     Starts an engine and a sidecar of its own, and stops both. Takes about six minutes on two CPU cores.
+    With --vllm: vLLM without speculation, with K = 4, with its own table as a sweep tunes it, and steered;
+    half an hour. The adapter must be installed in vLLM's environment.
     """
     from steersman_simulator.demo.command import run_demo
 
-    return run_demo(workload=workload, rounds=rounds, model=model, out=out, as_json=json_output)
+    return run_demo(workload=workload, rounds=rounds, model=model, out=out, as_json=json_output, vllm=vllm)
 
 
 def _words(text: str) -> tuple[str, ...]:

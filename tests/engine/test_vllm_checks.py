@@ -3,20 +3,17 @@
 import json
 import re
 import shlex
-import sys
-from abc import ABC, abstractmethod
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec import structs
 
 from steersman_engine.adapters.vllm.checks import Verdict, judge, refusal
-from steersman_engine.adapters.vllm.facts import Facts, read_facts
+from steersman_engine.adapters.vllm.facts import Facts
 from steersman_engine.adapters.vllm.settings import Settings
-from steersman_engine.adapters.vllm.signatures import EXPECTED, differences, signatures
+from steersman_engine.adapters.vllm.signatures import EXPECTED, differences
 from steersman_engine.adapters.vllm.table import bands, fewer, held
 
 SETTINGS = Settings(sidecar="ipc:///run/any", state_dir=Path("state"))
@@ -223,119 +220,3 @@ def test_a_smaller_set_keeps_both_ends() -> None:
     for rows in range(2, 9):
         found = fewer(range(9), rows)
         assert (len(found), found[0], found[-1]) == (rows, 0, 8)
-
-
-class _Interface(ABC):
-    __module__ = "vllm.v1.core.sched.interface"
-
-    @abstractmethod
-    def schedule(self, anything: int) -> None: ...
-
-
-class _Registry:
-    pass
-
-
-class _Base(_Interface):
-    __module__ = "vllm.v1.core.sched.scheduler"
-
-    def __init__(self, registry: object = _Registry()) -> None: ...
-
-    def schedule(self, throttle: bool = False) -> None: ...
-
-
-class _Ours(_Base):
-    def __init__(self, *arguments: object) -> None: ...
-
-    def schedule(self, *arguments: object) -> None: ...
-
-
-def test_only_vllms_own_declarations_are_read() -> None:
-    """Neither our overrides nor abstract methods count, and no address of this very run is kept."""
-    assert signatures(_Ours) == {
-        "_Base.__init__": f"(self, registry: object = <{__name__}._Registry object>) -> None",
-        "_Base.schedule": "(self, throttle: bool = False) -> None",
-    }
-
-
-def stand_in() -> tuple[Any, Any]:
-    """A configuration and a scheduler with the attributes that vLLM 0.32.0 has."""
-    config = SimpleNamespace(
-        speculative_config=None,
-        scheduler_config=SimpleNamespace(async_scheduling=True, max_num_seqs=8),
-        parallel_config=SimpleNamespace(
-            data_parallel_size=1,
-            data_parallel_index=1,
-            elastic_ep_max_dp_size=2,
-            tensor_parallel_size=4,
-            pipeline_parallel_size=1,
-        ),
-        model_config=SimpleNamespace(model="a" * 300 + "/llama", dtype="torch.bfloat16", quantization=None),
-        device_config=SimpleNamespace(device_type="cuda"),
-        compilation_config=SimpleNamespace(cudagraph_mode="FULL"),
-    )
-    scheduler = _Ours()
-    scheduler.__dict__.update(use_v2_model_runner=True, dynamic_sd_lookup=None)
-    return config, scheduler
-
-
-@pytest.fixture
-def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("vllm")
-    module.__version__ = "0.32.0"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", module)
-
-
-@pytest.mark.usefixtures("_vllm")
-def test_facts_are_read_attribute_by_attribute() -> None:
-    """Runner, scheduling, ranks and names come from where vLLM keeps them."""
-    facts = read_facts(*stand_in())
-    assert facts.unread == ()
-    assert (facts.vllm_version, facts.runner, facts.is_async) == ("0.32.0", "v2", True)
-    assert (facts.method, facts.k_max, facts.lookup, facts.max_num_seqs) == ("none", 0, (), 8)
-    assert (facts.tensor_parallel, facts.dtype, facts.quantisation) == (4, "bfloat16", "none")
-    assert (facts.device, facts.graph_mode) == ("cuda", "FULL")
-    assert facts.model.endswith("/llama")
-    assert len(facts.model) == 200
-
-
-@pytest.mark.usefixtures("_vllm")
-def test_a_rank_of_a_dense_model_is_seen_through() -> None:
-    """vLLM tells such a rank that it is alone; that there are two still shows."""
-    facts = read_facts(*stand_in())
-    assert (facts.data_parallel, facts.data_parallel_rank) == (2, 1)
-
-
-PLACES = (
-    "speculative_config",
-    "scheduler_config.async_scheduling",
-    "scheduler_config.max_num_seqs",
-    "parallel_config",
-    "parallel_config.data_parallel_size",
-    "parallel_config.tensor_parallel_size",
-    "compilation_config",
-)
-
-
-@pytest.mark.usefixtures("_vllm")
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("is_there", [False, True])
-def test_an_attribute_that_moved_ends_steering_not_the_server(place: str, is_there: bool) -> None:
-    """What is missing, or is of another kind, is never an exception: it is named and nobody steers."""
-    config, scheduler = stand_in()
-    *path, name = place.split(".")
-    owner = config
-    for step in path:
-        owner = getattr(owner, step)
-    delattr(owner, name)
-    if is_there:
-        setattr(owner, name, object())
-    facts = read_facts(config, scheduler)
-    assert facts.unread
-    assert "does not say" in judge(facts, SETTINGS).observe_only
-
-
-def test_nothing_at_all_can_be_read_without_an_exception() -> None:
-    """Even two bare objects in place of vLLM's give facts, and these end steering."""
-    facts = read_facts(object(), object())
-    assert "does not say" in judge(facts, SETTINGS).observe_only

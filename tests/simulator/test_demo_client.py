@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -161,6 +162,27 @@ def test_requests_are_sent_in_the_order_of_their_schedule(serve: Callable[..., A
     outcomes = fly(url, request(0, 0.3, prompt="late"), request(1, 0.0, prompt="early"))
     assert [body["prompt"] for body in seen] == ["early", "late"]
     assert all(outcome.sent_s >= outcome.scheduled_s for outcome in outcomes)
+
+
+def test_closed_loop_keeps_its_number_of_requests_under_way(serve: Callable[..., Any]) -> None:
+    """With at most two at a time no third is sent before one has ended, and all are served."""
+    lock, under_way, most = threading.Lock(), 0, 0
+
+    def script(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        time.sleep(0.05)
+        with lock:
+            under_way -= 1
+        stream(handler, {"choices": [{"text": "a"}]})
+
+    flight = Flight(serve(script)[0], "m", [request(n) for n in range(6)], at_most=2)
+    flight.start()
+    assert flight.wait(20.0)
+    assert [outcome.error for outcome in flight.outcomes()] == [""] * 6
+    assert most == 2
 
 
 def test_untagged_request_carries_no_segment() -> None:

@@ -21,8 +21,9 @@ from steersman_simulator.demo.measure import FIDELITY, mean_k
 from steersman_simulator.demo.predict import fidelity, runs_of, simulate_arms
 from steersman_simulator.demo.report import render
 from steersman_simulator.demo.result import Findings, by_arm, evaluate
-from steersman_simulator.demo.run import SETTLE_S, Live, Settings
+from steersman_simulator.demo.run import Live, Settings
 from steersman_simulator.demo.schedule import Pace, make_schedule
+from steersman_simulator.demo.spans import SETTLE_S
 from steersman_simulator.demo.workload import WorkItem
 from steersman_simulator.summary import rounded
 from steersman_simulator.world import Arm, Change, World

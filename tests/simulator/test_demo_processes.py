@@ -1,5 +1,6 @@
 """The demo's children with real processes: how their end is told, and that none outlives the demo."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -72,6 +73,42 @@ def test_no_child_outlives_an_interrupted_demo(tmp_path: Path, number: int) -> N
     while is_alive(child) and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert not is_alive(child)
+
+
+WORKER = """
+import fcntl, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+held = open(sys.argv[1], "w")
+fcntl.flock(held, fcntl.LOCK_EX)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_child_has_started_ends_with_it(tmp_path: Path) -> None:
+    """A worker that ignores the polite signal does not outlive the engine that started it."""
+    log, lock = tmp_path / "log", tmp_path / "lock"
+    command = [sys.executable, "-c", WORKER, str(lock)]
+    code = f"import subprocess, time; subprocess.Popen({command!r}); time.sleep(600)"
+    with Children() as children:
+        child = children.run("engine", [sys.executable, "-c", code], log)
+        child.wait_ready(lambda: "ready" in log.read_text(), 60.0)
+        assert not can_lock(lock)
+    assert not is_alive(child.pid)
+    deadline_s = time.monotonic() + 10
+    while not can_lock(lock) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert can_lock(lock)
+
+
+def can_lock(path: Path) -> bool:
+    """Whether nobody holds the lock; the kernel drops it when its holder dies."""
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
 
 
 def test_free_ports_are_usable() -> None:

@@ -110,18 +110,12 @@ class DrivenEngine:
     def step(self, steering: Steering | None) -> tuple[float, float]:
         """One step: seconds in steering's two calls, seconds of the whole step. None: nobody steers."""
         started_s = time.perf_counter()
-        self._wait()
+        wait(self._step_s)
         batch = self._batches[self._step % len(self._batches)]
         columns = self._commit(batch)
         added_s = 0.0 if steering is None else self._hook(steering, batch, columns, started_s)
         self._step += 1
         return added_s, time.perf_counter() - started_s
-
-    def _wait(self) -> None:
-        """As for an accelerator: the interpreter is free, and at the end the core is awake, since drivers
-        spin."""
-        time.sleep(max(0.0, self._step_s - SPIN_S))
-        hashlib.sha256(_SPIN_BYTES)
 
     def _commit(self, batch: Batch) -> _Columns:
         """Give every request its tokens and note what became of its drafts, one by one as engines do."""
@@ -181,6 +175,12 @@ class DrivenEngine:
         recorded_s = time.perf_counter()
         steering.record(rows)
         return added_s + time.perf_counter() - recorded_s
+
+
+def wait(step_s: float) -> None:
+    """As for an accelerator: the interpreter is free, and at the end the core is awake: drivers spin."""
+    time.sleep(max(0.0, step_s - SPIN_S))
+    hashlib.sha256(_SPIN_BYTES)
 
 
 def paired(number: int) -> Iterator[bool]:

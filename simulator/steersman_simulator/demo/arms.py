@@ -14,8 +14,11 @@ class Arm(Struct, frozen=True):
     """A policy under its name in the report."""
 
     name: str
-    policy: str
+    policy: str = ""
+    """Empty: whatever its engine was launched with."""
     params: dict[str, Any] = {}
+    engine_id: str = ""
+    """The engine that serves it, where there are several."""
 
 
 OFF = Arm("off", "off")

@@ -21,6 +21,8 @@ READ_TIMEOUT_S = 300.0
 """Between two events of a stream; a request may queue that long."""
 
 Clock = Callable[[], float]
+Carrier = Callable[[str], dict[str, Any]]
+"""The fields of a request's body that carry its segment."""
 
 
 class Outcome(Struct, frozen=True):
@@ -59,17 +61,34 @@ class Outcome(Struct, frozen=True):
         return (self.last_token_s - self.first_token_s) / (self.tokens - 1)
 
 
+def segment_field(segment: str) -> dict[str, Any]:
+    """How our own engine takes a segment."""
+    return {"segment": segment}
+
+
 class Flight:
-    """The requests of one arm on their way. `live` and `tokens` may be read at any time."""
+    """The requests of one arm on their way. `live` and `tokens` may be read at any time.
+
+    With `at_most` it is a closed loop: so many requests are under way at a time, the others wait.
+    """
 
     def __init__(
-        self, base_url: str, model: str, requests: Sequence[Request], *, clock: Clock = time.monotonic
+        self,
+        base_url: str,
+        model: str,
+        requests: Sequence[Request],
+        *,
+        carrier: Carrier = segment_field,
+        at_most: int | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.model = model
         self.requests = requests
         self.live = 0
         self.tokens = 0
         self.started_at_s = 0.0
+        self._carrier = carrier
+        self._places = threading.Semaphore(max(1, len(requests)) if at_most is None else at_most)
         self._clock = clock
         self._lock = threading.Lock()
         self._landed = threading.Event()
@@ -111,12 +130,16 @@ class Flight:
 
     def _fly(self, request: Request) -> None:
         time.sleep(max(0.0, request.scheduled_s - self.now_s))
+        with self._places:
+            self._converse(request)
+
+    def _converse(self, request: Request) -> None:
         stream = _Stream()
         sent_s = self.now_s
         with self._lock:
             self.live += 1
         try:
-            self._converse(request, stream)
+            self._receive(request, stream)
         except (httpx.HTTPError, msgspec.DecodeError, ValueError) as error:
             stream.error = f"{type(error).__name__}: {error}"
         outcome = stream.outcome(request, sent_s)
@@ -126,8 +149,8 @@ class Flight:
             if len(self._outcomes) == len(self.requests):
                 self._landed.set()
 
-    def _converse(self, request: Request, stream: "_Stream") -> None:
-        path, body = request_body(request, self.model)
+    def _receive(self, request: Request, stream: "_Stream") -> None:
+        path, body = request_body(request, self.model, self._carrier)
         with self._http.stream("POST", path, json=body) as response:
             if response.status_code != httpx.codes.OK:
                 text = response.read().decode("utf-8", "replace")
@@ -141,7 +164,9 @@ class Flight:
             raise ValueError("the stream ended without [DONE]")
 
 
-def request_body(request: Request, model: str) -> tuple[str, dict[str, Any]]:
+def request_body(
+    request: Request, model: str, carrier: Carrier = segment_field
+) -> tuple[str, dict[str, Any]]:
     """Path and JSON body of a request: greedy, streamed, with usage."""
     item = request.item
     body: dict[str, Any] = {
@@ -152,7 +177,7 @@ def request_body(request: Request, model: str) -> tuple[str, dict[str, Any]]:
         "stream_options": {"include_usage": True},
     }
     if item.segment is not None:
-        body["segment"] = item.segment
+        body |= carrier(item.segment)
     if item.messages is None:
         return "/v1/completions", body | {"prompt": item.prompt}
     messages = [{"role": message.role, "content": message.content} for message in item.messages]

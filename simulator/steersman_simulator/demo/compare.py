@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from steersman_simulator.demo.arms import FIXED, OFF, STEERED, ArmRun
@@ -10,6 +10,12 @@ from steersman_simulator.demo.measure import Figures, busy, by_segment, decode_s
 
 Runs = Mapping[str, Sequence[ArmRun]]
 """The runs of each arm, one a round, rounds in order."""
+
+Cost = Callable[[Sequence[ArmRun]], float]
+"""Seconds that some runs needed for what all arms did; smaller is better."""
+
+PhaseCost = Callable[[Sequence[ArmRun], str | None], float]
+"""The same in one phase, or in all with None."""
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; 1.96 is approached from above.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
@@ -20,26 +26,35 @@ MIN_REQUESTS = 5
 
 
 def steered_vs_best(runs: Runs) -> Figures:
-    """Speed of the steered arm over that of the better other arm, with its 95 % interval.
+    """Speed of the steered arm over that of the better of off and fixed, in busy seconds per token."""
+    return against_best(runs, (OFF.name, FIXED.name), busy_per_token)
 
-    `ratio` divides busy seconds per token of the other arm by those of the steered one, both pooled.
-    The interval is that of a ratio estimate over paired rounds (Cochran, Sampling Techniques, 6.4),
-    on the logarithm, since a ratio of seconds is skewed.
+
+def against_best(runs: Runs, others: Sequence[str], cost: Cost) -> Figures:
+    """Speed of the steered arm over that of the cheapest of the other arms; see `against`."""
+    costs = {arm: cost(runs[arm]) for arm in others}
+    best = min(others, key=lambda arm: costs[arm])
+    steered = cost(runs[STEERED.name])
+    every = {arm: seconds / steered for arm, seconds in costs.items()}
+    return against(runs, best, cost) | {"best": best, "other_arms": every}
+
+
+def against(runs: Runs, other: str, cost: Cost, *, mine: str = STEERED.name) -> Figures:
+    """Speed of one arm over that of another, with its 95 % interval.
+
+    `ratio` divides the cost of the other arm by that of mine, both pooled over rounds. The interval is
+    that of a ratio estimate over paired rounds (Cochran, Sampling Techniques, 6.4), on the logarithm,
+    since a ratio of seconds is skewed; the phases of a round share what the round suffered.
     `low` and `high` are None, with a `reason`, where there are fewer than two rounds.
     """
-    others = {arm: busy_per_token(runs[arm]) for arm in (OFF.name, FIXED.name)}
-    best = min(others, key=lambda arm: others[arm])
-    steered = busy_per_token(runs[STEERED.name])
-    pairs = _paired(runs, best)
+    pairs = [(cost([theirs]), cost([own])) for theirs, own in zip(runs[other], runs[mine], strict=True)]
     result: Figures = {
-        "ratio": others[best] / steered,
+        "ratio": cost(runs[other]) / cost(runs[mine]),
         "low": None,
         "high": None,
-        "best": best,
         "confidence": 0.95,
         "unit": "rounds",
         "units": len(pairs),
-        "other_arms": {arm: seconds / steered for arm, seconds in others.items()},
         "by_unit": [above / below for above, below in pairs],
     }
     half_width = _log_half_width(pairs)
@@ -49,12 +64,44 @@ def steered_vs_best(runs: Runs) -> Figures:
     return result | {"low": result["ratio"] / factor, "high": result["ratio"] * factor}
 
 
-def busy_per_token(runs: Sequence[ArmRun]) -> float:
-    """Busy seconds per committed token, pooled over rounds. Raises ValueError where nothing came out."""
-    found = busy(step for run in runs for step in run.reports()).s_per_token
+def busy_per_token(runs: Sequence[ArmRun], phase: str | None = None) -> float:
+    """Busy seconds per committed token of a phase or of all, pooled over rounds.
+
+    Raises ValueError where nothing came out.
+    """
+    found = busy(step for run in runs for step in run.reports(phase)).s_per_token
     if found is None:
-        raise ValueError(f"arm {runs[0].arm}: no token was committed, so there is nothing to compare")
+        where = f" in phase {phase}" if phase else ""
+        raise ValueError(f"arm {runs[0].arm}: no token was committed{where}, so there is nothing to compare")
     return found
+
+
+def mean_e2e(runs: Runs) -> PhaseCost:
+    """A cost: mean seconds from scheduled arrival to last token over the requests that every run served.
+
+    It raises ValueError where there is none of them in a phase.
+    """
+    common = served_everywhere(runs)
+
+    def mean_s(found: Sequence[ArmRun], phase: str | None = None) -> float:
+        seconds = [
+            outcome.e2e_s
+            for run in found
+            for outcome in run.served
+            if outcome.number in common and phase in (None, outcome.phase) and outcome.e2e_s is not None
+        ]
+        if not seconds:
+            where = f" in phase {phase}" if phase else ""
+            raise ValueError(f"arm {found[0].arm}: no request{where} was served in every arm and round")
+        return sum(seconds) / len(seconds)
+
+    return mean_s
+
+
+def served_everywhere(runs: Runs) -> frozenset[int]:
+    """The numbers of the requests that came to their end in every arm and round."""
+    served = [{outcome.number for outcome in run.served} for found in runs.values() for run in found]
+    return frozenset.intersection(*map(frozenset, served))
 
 
 def contrast(runs: Runs) -> Figures:
@@ -106,10 +153,35 @@ def equal_outputs(runs: Runs) -> Figures:
     }
 
 
-def _paired(runs: Runs, best: str) -> list[tuple[float, float]]:
-    """(other, steered) busy seconds per token of each round; its phases share what the round suffered."""
-    rounds = zip(runs[best], runs[STEERED.name], strict=True)
-    return [(busy_per_token([other]), busy_per_token([mine])) for other, mine in rounds]
+def texts_against(runs: Runs, arm: str) -> Figures:
+    """Greedy decoding must not depend on drafting: whose texts one arm never gave in any round.
+
+    A pair of tokens that the target finds equally good can be decided by how a batch was composed, also
+    without drafts; `differing_in_itself` counts the requests for which the arm has several texts itself.
+    """
+    common = sorted(served_everywhere(runs))
+    texts = {name: _texts(found, common) for name, found in runs.items()}
+    differing = {
+        name: [number for number in common if mine[number] - texts[arm][number]]
+        for name, mine in texts.items()
+        if name != arm
+    }
+    return {
+        "requests": len(common),
+        "against": arm,
+        "differing_in_itself": sum(len(found) > 1 for found in texts[arm].values()),
+        "differing": {name: len(numbers) for name, numbers in differing.items()},
+        "differing_requests": differing,
+    }
+
+
+def _texts(runs: Sequence[ArmRun], numbers: Sequence[int]) -> dict[int, set[str]]:
+    texts: dict[int, set[str]] = {number: set() for number in numbers}
+    for run in runs:
+        for outcome in run.served:
+            if outcome.number in texts:
+                texts[outcome.number].add(outcome.text)
+    return texts
 
 
 def _log_half_width(pairs: Sequence[tuple[float, float]]) -> float | None:

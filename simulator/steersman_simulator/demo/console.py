@@ -7,8 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from steersman_simulator.demo.measure import busy_by_place, most_drafting
+
 _ROWS = (
-    ("busy ms per token", "busy_s_per_token", 1e3),
     ("TTFT p50 ms", "ttft_p50_s", 1e3),
     ("TPOT p50 ms", "tpot_p50_s", 1e3),
     ("E2E p50 s", "e2e_p50_s", 1.0),
@@ -22,9 +23,9 @@ _ROWS = (
 
 def show(result: dict[str, Any], folder: Path, console: Console) -> None:
     """Print what `result.json` says."""
-    console.print(_arms(result))
-    console.print(_lengths(result))
-    console.print(_acceptance(result))
+    console.print(arms_table(result))
+    console.print(lengths_table(result))
+    console.print(acceptance_table(result))
     if result["fidelity"]:
         console.print(_fidelity(result["fidelity"]))
     else:
@@ -76,7 +77,8 @@ def cell(value: float | None, scale: float = 1.0) -> str:
     return f"{scaled:.0f}" if abs(scaled) >= 100 else f"{scaled:#.3g}".rstrip(".")
 
 
-def _arms(result: dict[str, Any]) -> Table:
+def arms_table(result: dict[str, Any]) -> Table:
+    """The arms side by side."""
     arms = result["arms"]
     table = Table(
         title=f"Arms ({result['rounds']} rounds, {result['workload']['requests_per_arm']} requests each)"
@@ -87,12 +89,13 @@ def _arms(result: dict[str, Any]) -> Table:
     for label, key, scale in _ROWS:
         table.add_row(label, *(cell(figures[key], scale) for figures in arms.values()))
     table.add_section()
-    for phase, by_arm in result["contrast"]["busy_s_per_token_by_phase"].items():
-        table.add_row(f"busy ms per token, {phase}", *(cell(by_arm[arm], 1e3) for arm in arms))
+    for place, by_arm in busy_by_place(result).items():
+        table.add_row(f"busy ms per token, {place}", *(cell(by_arm[arm], 1e3) for arm in arms))
     return table
 
 
-def _lengths(result: dict[str, Any]) -> Table:
+def lengths_table(result: dict[str, Any]) -> Table:
+    """K by segment and phase."""
     phases = result["arms"]["steered"]["by_phase"]
     table = Table(title="Mean K by segment, steered arm")
     table.add_column("segment")
@@ -104,15 +107,17 @@ def _lengths(result: dict[str, Any]) -> Table:
     return table
 
 
-def _acceptance(result: dict[str, Any]) -> Table:
-    figures = {arm: result["arms"][arm] for arm in ("fixed", "steered")}
+def acceptance_table(result: dict[str, Any]) -> Table:
+    """How often each draft position was accepted, steered and in the arm that drafted most."""
+    other = most_drafting(result, "steered")
+    figures = {arm: result["arms"][arm] for arm in (other, "steered")}
     table = Table(title="Position acceptance by segment")
-    for column in ("segment", "tokens per step", "fixed arm, positions 1, 2, ...", "steered arm"):
+    for column in ("segment", "tokens per step", f"{other} arm, positions 1, 2, ...", "steered arm"):
         table.add_column(column)
     for segment in _segments(figures.values(), "position_acceptance_by_segment"):
         table.add_row(
             segment,
-            cell(figures["fixed"]["tokens_per_step_by_segment"].get(segment)),
+            cell(figures[other]["tokens_per_step_by_segment"].get(segment)),
             *(_positions(f["position_acceptance_by_segment"].get(segment)) for f in figures.values()),
         )
     return table

@@ -10,11 +10,18 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from steersman_simulator.demo.measure import FIDELITY
+from steersman_simulator.demo.measure import FIDELITY, busy_by_place, most_drafting
 from steersman_simulator.demo.result import Findings, by_arm
 from steersman_simulator.demo.timeline import Timeline, timeline
 
-ARM_COLOURS = {"off": "#8a94a6", "fixed": "#e08a3c", "steered": "#1f7a8c"}
+ARM_COLOURS = {
+    "off": "#8a94a6",
+    "k0": "#4b5563",
+    "fixed": "#e08a3c",
+    "static4": "#e08a3c",
+    "table": "#8e6bbf",
+    "steered": "#1f7a8c",
+}
 SEGMENT_COLOURS = ("#1f7a8c", "#c8553d", "#6a4c93", "#588157", "#e0a52c", "#3d5a80", "#b56576", "#6c757d")
 STYLE = {
     "font.family": "sans-serif",
@@ -33,16 +40,17 @@ STYLE = {
 
 
 def all_figures(findings: Findings) -> dict[str, str]:
-    """Every plot of the report by its name, as an `<svg>` element."""
+    """Every plot of a report by its name, as an `<svg>` element; no fidelity without a simulation."""
     makers: dict[str, Callable[[Findings], Figure]] = {
         "k_over_time": k_over_time,
         "load_over_time": load_over_time,
         "busy_by_phase": busy_by_phase,
         "position_acceptance": position_acceptance,
         "prediction": prediction,
-        "fidelity": fidelity,
         "latency": latency,
     }
+    if "fidelity" in findings.result:
+        makers["fidelity"] = fidelity
     found = {}
     for name, make in makers.items():
         # The salt keeps the ids of two plots in one document apart, and equal from run to run.
@@ -93,33 +101,33 @@ def load_over_time(findings: Findings) -> Figure:
         _phases(axis, timeline(runs["off"][0]))
         axis.set_ylabel(f"{label} requests")
         axis.set_ylim(bottom=0)
-    axes[0].legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1.08))
+    axes[0].legend(ncols=len(runs), loc="lower left", bbox_to_anchor=(0, 1.08))
     axes[-1].set_xlabel("seconds from the start of the arm")
     return figure
 
 
 def busy_by_phase(findings: Findings) -> Figure:
     """Busy milliseconds per token of each arm, by phase and in all."""
-    result = findings.result
-    phases = dict(result["contrast"]["busy_s_per_token_by_phase"])
-    phases["whole arm"] = {arm: figures["busy_s_per_token"] for arm, figures in result["arms"].items()}
+    arms = findings.result["arms"]
+    places = busy_by_place(findings.result)
     figure, axis = _one(7.4, 2.9)
     _bars(
         axis,
-        list(phases),
-        {arm: [(phases[phase].get(arm) or 0.0) * 1e3 for phase in phases] for arm in result["arms"]},
+        list(places),
+        {arm: [(found[arm] or 0.0) * 1e3 for found in places.values()] for arm in arms},
         ARM_COLOURS,
     )
     axis.set_ylabel("busy ms per token")
-    axis.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1.0))
+    axis.legend(ncols=len(arms), loc="lower left", bbox_to_anchor=(0, 1.0))
     return figure
 
 
 def position_acceptance(findings: Findings) -> Figure:
-    """Share of reached positions that were accepted, by segment, in the fixed and the steered arm."""
+    """Share of reached positions that were accepted, by segment, steered and in the arm that drafted most."""
     figure, axis = _one(7.4, 2.9)
     colours = _segment_colours(findings)
-    for arm, style in (("fixed", "o--"), ("steered", "o-")):
+    other = most_drafting(findings.result, "steered")
+    for arm, style in ((other, "o--"), ("steered", "o-")):
         found = findings.result["arms"][arm]["position_acceptance_by_segment"]
         for segment, values in found.items():
             axis.plot(
@@ -129,7 +137,7 @@ def position_acceptance(findings: Findings) -> Figure:
                 ms=4,
                 lw=1.4,
                 color=colours[segment],
-                alpha=0.55 if arm == "fixed" else 1.0,
+                alpha=0.55 if arm == other else 1.0,
                 label=f"{segment}, {arm}",
             )
     axis.set_ylim(0, 1.03)

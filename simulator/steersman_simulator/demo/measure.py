@@ -97,6 +97,23 @@ def arm_figures(runs: Sequence[ArmRun]) -> Figures:
     }
 
 
+def busy_by_place(result: Figures) -> dict[str, dict[str, float | None]]:
+    """Busy seconds per token by arm, in each phase and in the whole arm, from a result's `arms`."""
+    arms = result["arms"]
+    phases = next(iter(arms.values()))["by_phase"]
+    places = {
+        phase: {arm: figures["by_phase"][phase]["busy_s_per_token"] for arm, figures in arms.items()}
+        for phase in phases
+    }
+    return places | {"whole arm": {arm: figures["busy_s_per_token"] for arm, figures in arms.items()}}
+
+
+def most_drafting(result: Figures, steered: str) -> str:
+    """The other arm of a result whose drafts say most about acceptance."""
+    drafted: dict[str, int] = {arm: found["drafted_tokens"] for arm, found in result["arms"].items()}
+    return max((arm for arm in drafted if arm != steered), key=lambda arm: drafted[arm])
+
+
 def latencies(outcomes: Sequence[Outcome]) -> Figures:
     """Medians and tails over requests."""
     ttft_s = [o.ttft_s for o in outcomes if o.ttft_s is not None]

@@ -1,4 +1,4 @@
-"""The engine and the sidecar as child processes that never outlive the demo."""
+"""Engines and the sidecar as child processes that never outlive the demo."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -23,15 +24,14 @@ class ChildError(RuntimeError):
 
 
 class Child:
-    """One process with its log file."""
+    """One process, and whatever it starts itself, with a log file."""
 
-    def __init__(self, name: str, verb: Sequence[str], log: Path, *, env: dict[str, str]) -> None:
+    def __init__(self, name: str, command: Sequence[str], log: Path, *, env: dict[str, str]) -> None:
         self.name = name
         self.log = log
-        code = "from steersman_controller.cli import main; main()"
         with log.open("wb") as out:
-            self._process = subprocess.Popen(  # noqa: S603 - our own verbs, no shell
-                [sys.executable, "-c", code, *verb],
+            self._process = subprocess.Popen(  # noqa: S603 - no shell
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -70,7 +70,7 @@ class Child:
         return " | ".join(last)[-600:] or "its log is empty"
 
     def stop(self) -> None:
-        """Ask the process to end, and end it when it does not."""
+        """Ask the process to end, and end it when it does not; then all that it has left behind."""
         if self._process.poll() is None:
             self._process.terminate()
         try:
@@ -78,6 +78,9 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        # It leads a group of its own, and an engine's workers do not always follow their parent.
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 class Children:
@@ -103,7 +106,14 @@ class Children:
 
     def start(self, name: str, verb: Sequence[str], log: Path, *, env: dict[str, str] | None = None) -> Child:
         """Start `steersman VERB...`."""
-        child = Child(name, verb, log, env=env or {})
+        code = "from steersman_controller.cli import main; main()"
+        return self.run(name, [sys.executable, "-c", code, *verb], log, env=env)
+
+    def run(
+        self, name: str, command: Sequence[str], log: Path, *, env: dict[str, str] | None = None
+    ) -> Child:
+        """Start any program."""
+        child = Child(name, command, log, env=env or {})
         self._children.append(child)
         return child
 

@@ -1,7 +1,9 @@
 """`report.html`: one file that opens anywhere, without a network."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -10,15 +12,20 @@ from steersman_simulator.demo.console import cell, summary_lines
 from steersman_simulator.demo.figures import all_figures
 from steersman_simulator.demo.result import Findings
 
+Summarise = Callable[[dict[str, Any]], list[str]]
+"""From a result to its findings in sentences."""
+
 TEMPLATE = "report.html.j2"
 
 
-def write_report(findings: Findings, path: Path) -> None:
+def write_report(
+    findings: Findings, path: Path, *, template: str = TEMPLATE, summarise: Summarise = summary_lines
+) -> None:
     """Write the page; it holds its plots and the whole result."""
-    path.write_text(render(findings), encoding="utf-8")
+    path.write_text(render(findings, template=template, summarise=summarise), encoding="utf-8")
 
 
-def render(findings: Findings) -> str:
+def render(findings: Findings, *, template: str = TEMPLATE, summarise: Summarise = summary_lines) -> str:
     """The page as text."""
     environment = Environment(
         loader=PackageLoader("steersman_simulator.demo", "."),
@@ -29,9 +36,9 @@ def render(findings: Findings) -> str:
     )
     environment.filters["cell"] = cell
     figures = {name: Markup(text) for name, text in all_figures(findings).items()}  # noqa: S704 - ours
-    return environment.get_template(TEMPLATE).render(
+    return environment.get_template(template).render(
         result=findings.result,
         figures=figures,
-        summary=summary_lines(findings.result),
+        summary=summarise(findings.result),
         raw=json.dumps(findings.result, indent=1),
     )

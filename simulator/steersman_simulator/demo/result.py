@@ -21,7 +21,8 @@ from steersman_simulator.demo.predict import (
     replay_predictions,
     simulate_arms,
 )
-from steersman_simulator.demo.run import SETTLE_S, Live, Settings
+from steersman_simulator.demo.run import Live, Settings
+from steersman_simulator.demo.spans import SETTLE_S
 from steersman_simulator.demo.timeline import timeline
 
 NOTES = (
@@ -40,8 +41,8 @@ class Findings(Struct, frozen=True):
 
     result: Figures
     runs: tuple[ArmRun, ...]
-    simulated: tuple[ArmRun, ...]
     predictions: tuple[Predicted, ...]
+    simulated: tuple[ArmRun, ...] = ()
 
 
 def evaluate(live: Live, settings: Settings, *, started_at: str) -> Findings:
@@ -56,25 +57,18 @@ def evaluate(live: Live, settings: Settings, *, started_at: str) -> Findings:
         "rounds": max(run.round for run in live.runs),
         "order": [f"{run.round}:{run.arm}" for run in live.runs],
         "engine": _engine(live),
-        "workload": _workload(live, settings),
+        "workload": workload(live.runs, settings.workload),
         "arms": {arm: arm_figures(found) for arm, found in runs.items()},
         "steered_vs_best": steered_vs_best(runs),
         "contrast": contrast(runs),
         "outputs": equal_outputs(runs),
         "prediction": prediction_figures(predictions),
         **simulation,
-        "timelines": [
-            {"arm": run.arm, "round": run.round, **msgspec.to_builtins(timeline(run))} for run in live.runs
-        ],
-        "failed_requests": [
-            {"arm": run.arm, "round": run.round, "request": o.number, "error": o.error}
-            for run in live.runs
-            for o in run.outcomes
-            if o.error
-        ],
+        "timelines": timelines(live.runs),
+        "failed_requests": failed_requests(live.runs),
         "notes": list(NOTES),
     }
-    return Findings(result, live.runs, simulated, tuple(predictions))
+    return Findings(result, live.runs, tuple(predictions), simulated)
 
 
 def by_arm(runs: Sequence[ArmRun]) -> dict[str, list[ArmRun]]:
@@ -83,6 +77,21 @@ def by_arm(runs: Sequence[ArmRun]) -> dict[str, list[ArmRun]]:
     for run in sorted(runs, key=lambda run: run.round):
         found.setdefault(run.arm, []).append(run)
     return found
+
+
+def timelines(runs: Sequence[ArmRun]) -> list[Figures]:
+    """K and load along every run."""
+    return [{"arm": run.arm, "round": run.round, **msgspec.to_builtins(timeline(run))} for run in runs]
+
+
+def failed_requests(runs: Sequence[ArmRun]) -> list[Figures]:
+    """What did not come to its end, and why."""
+    return [
+        {"arm": run.arm, "round": run.round, "request": outcome.number, "error": outcome.error}
+        for run in runs
+        for outcome in run.outcomes
+        if outcome.error
+    ]
 
 
 def machine() -> Figures:
@@ -128,11 +137,12 @@ def _engine(live: Live) -> Figures:
     }
 
 
-def _workload(live: Live, settings: Settings) -> Figures:
-    schedule = live.runs[0].schedule
-    kinds: Mapping[str, int] = Counter(o.segment for o in live.runs[0].outcomes)
-    first_off = next(run for run in live.runs if run.arm == OFF.name)
-    late_s = [o.sent_s - o.scheduled_s for run in live.runs for o in run.outcomes]
+def workload(runs: Sequence[ArmRun], source: str) -> Figures:
+    """What every arm served."""
+    schedule = runs[0].schedule
+    kinds: Mapping[str, int] = Counter(o.segment for o in runs[0].outcomes)
+    first_off = next(run for run in runs if run.arm == OFF.name)
+    late_s = [o.sent_s - o.scheduled_s for run in runs for o in run.outcomes]
     sent: list[dict[str, Any]] = [
         {
             "request": o.number,
@@ -145,7 +155,7 @@ def _workload(live: Live, settings: Settings) -> Figures:
         for o in first_off.outcomes
     ]
     return {
-        "source": settings.workload,
+        "source": source,
         "requests_per_arm": len(schedule.requests),
         "segments": dict(sorted(kinds.items())),
         "phases": [{"phase": phase.name, "start_s": phase.start_s} for phase in schedule.phases],

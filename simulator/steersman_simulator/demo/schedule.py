@@ -14,7 +14,7 @@ from steersman_simulator.demo.workload import WorkItem
 QUIET, SATURATED, QUIET_AGAIN, GIVEN = "quiet", "saturated", "quiet_again", "given"
 
 QUIET_SHARE = 0.07
-"""Of the requests, in each of the two quiet phases."""
+"""Of the requests, in each of the two quiet phases, where nobody asks for another share."""
 
 BURST_SHARE = 0.15
 """The burst arrives within this share of the time that it takes to serve."""
@@ -69,7 +69,9 @@ class Schedule(Struct, frozen=True):
         return name
 
 
-def make_schedule(items: Sequence[WorkItem], pace: Pace) -> Schedule:
+def make_schedule(
+    items: Sequence[WorkItem], pace: Pace, *, quiet_share: float = QUIET_SHARE, slack: float = SLACK
+) -> Schedule:
     """The schedule of one arm; items without arrivals are spread in order over the three phases.
 
     >>> pace = Pace(first_token_s=0.5, lone_token_s=0.1, crowded_first_s=0.4, crowded_token_s=0.01)
@@ -79,7 +81,7 @@ def make_schedule(items: Sequence[WorkItem], pace: Pace) -> Schedule:
     """
     if all(item.arrival_s is not None for item in items):
         return _given(items)
-    quiet = round(len(items) * QUIET_SHARE)
+    quiet = round(len(items) * quiet_share)
     parts = [(QUIET, items[:quiet]), (SATURATED, items[quiet : len(items) - quiet])]
     parts.append((QUIET_AGAIN, items[len(items) - quiet :]))
     requests: list[Request] = []
@@ -89,7 +91,7 @@ def make_schedule(items: Sequence[WorkItem], pace: Pace) -> Schedule:
         if not part:
             continue
         phases.append(Phase(name, start_s))
-        gaps_s, length_s = _burst(part, pace) if name == SATURATED else _one_by_one(part, pace)
+        gaps_s, length_s = _burst(part, pace, slack) if name == SATURATED else _one_by_one(part, pace)
         at_s = start_s
         for item, gap_s in zip(part, gaps_s, strict=True):
             requests.append(Request(len(requests), name, at_s, item))
@@ -103,10 +105,10 @@ def _one_by_one(items: Sequence[WorkItem], pace: Pace) -> tuple[list[float], flo
     return gaps_s, sum(gaps_s)
 
 
-def _burst(items: Sequence[WorkItem], pace: Pace) -> tuple[list[float], float]:
+def _burst(items: Sequence[WorkItem], pace: Pace, slack: float) -> tuple[list[float], float]:
     tokens = sum(item.max_tokens for item in items)
     service_s = len(items) * pace.crowded_first_s + tokens * pace.crowded_token_s
-    return [service_s * BURST_SHARE / len(items)] * len(items), service_s * SLACK
+    return [service_s * BURST_SHARE / len(items)] * len(items), service_s * slack
 
 
 def _given(items: Sequence[WorkItem]) -> Schedule:

@@ -1,4 +1,4 @@
-"""The stack that the demo drives: `steersman serve` beside `steersman engine serve`."""
+"""The stack that the demo drives: `steersman serve`, and `steersman engine serve` beside it."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,8 @@ import httpx
 from msgspec import Struct
 
 from steersman_controller.sidecar.push import status
-from steersman_simulator.demo.arms import ARMS
+from steersman_simulator.demo.arms import OFF
+from steersman_simulator.demo.client import Carrier, segment_field
 from steersman_simulator.demo.live import View
 from steersman_simulator.demo.processes import Child, Children, free_port
 
@@ -16,6 +17,9 @@ SIDECAR_START_S = 60.0
 ENGINE_START_S = 300.0
 """A first start converts the bundled model."""
 
+CONNECT_S = 30.0
+
+ENGINE_ID = "engine-0"
 MAX_BATCH = 32
 """Enough that a forward over all drafts of a full batch is bound by arithmetic, also on two cores."""
 
@@ -25,31 +29,55 @@ MIN_NGRAM = 1
 """Draft from the shortest match: a drafter that always has an idea shows best when not to listen."""
 
 
-class Stack(Struct, frozen=True):
-    """A running engine and its sidecar."""
+class Sidecar(Struct, frozen=True):
+    """A running sidecar's endpoints."""
 
+    telemetry: str
+    admin: str
+
+
+class Stack(Struct, frozen=True):
+    """A running engine and its sidecar, which several stacks may share."""
+
+    engine_id: str
     base_url: str
     model: str
     admin: str
     max_batch: int
-    sleep: Callable[[float], None]
+    carrier: Carrier
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
 
 
 def start_stack(children: Children, runtime: Path, folder: Path, model: str, view: View) -> Stack:
     """Both processes, ready and connected. Raises ChildError."""
-    telemetry, admin = f"ipc://{runtime}/t", f"ipc://{runtime}/a"
-    metrics_port, port = free_port(), free_port()
+    sidecar = start_sidecar(children, runtime, folder, view)
+    port = free_port()
     base_url = f"http://127.0.0.1:{port}"
+    view.stage(f"starting the engine ({model or 'the bundled model'}, {base_url})")
+    verb = _engine(sidecar.telemetry, runtime, port, model)
+    engine = children.start("engine", verb, folder / "engine.log")
+    name = wait_connected(engine, base_url, sidecar, ENGINE_ID, ENGINE_START_S)
+    return Stack(ENGINE_ID, base_url, name, sidecar.admin, MAX_BATCH, segment_field)
+
+
+def start_sidecar(children: Children, runtime: Path, folder: Path, view: View) -> Sidecar:
+    """A sidecar that steers, begins with drafting off and records into `folder`. Raises ChildError."""
+    telemetry, admin, metrics_port = f"ipc://{runtime}/t", f"ipc://{runtime}/a", free_port()
     view.stage(f"starting the sidecar (admin {admin}, metrics http://127.0.0.1:{metrics_port}/metrics)")
     sidecar = children.start(
         "sidecar", _serve(telemetry, admin, folder, metrics_port), folder / "sidecar.log"
     )
     sidecar.wait_ready(lambda: _answers(admin), SIDECAR_START_S)
-    view.stage(f"starting the engine ({model or 'the bundled model'}, {base_url})")
-    engine = children.start("engine", _engine(telemetry, runtime, port, model), folder / "engine.log")
-    engine.wait_ready(lambda: bool(_models(base_url)), ENGINE_START_S)
-    _wait_connected(engine, admin)
-    return Stack(base_url, _models(base_url)[0], admin, MAX_BATCH, time.sleep)
+    return Sidecar(telemetry, admin)
+
+
+def wait_connected(engine: Child, base_url: str, sidecar: Sidecar, engine_id: str, start_s: float) -> str:
+    """The name of the model, once the engine serves it and the sidecar knows the engine."""
+    with httpx.Client(base_url=base_url, timeout=2.0, trust_env=False) as http:
+        engine.wait_ready(lambda: bool(_models(http)), start_s)
+        engine.wait_ready(lambda: engine_id in _engines(sidecar.admin), CONNECT_S)
+        return _models(http)[0]
 
 
 def _serve(telemetry: str, admin: str, folder: Path, metrics_port: int) -> list[str]:
@@ -60,7 +88,7 @@ def _serve(telemetry: str, admin: str, folder: Path, metrics_port: int) -> list[
         f"--admin={admin}",
         f"--record={folder}",
         f"--metrics-port={metrics_port}",
-        f"--policy={ARMS[0].policy}",
+        f"--policy={OFF.policy}",
     ]
 
 
@@ -69,6 +97,7 @@ def _engine(telemetry: str, runtime: Path, port: int, model: str) -> list[str]:
         "engine",
         "serve",
         f"--sidecar={telemetry}",
+        f"--engine-id={ENGINE_ID}",
         f"--state-dir={runtime}",
         f"--port={port}",
         f"--max-batch={MAX_BATCH}",
@@ -87,13 +116,16 @@ def _answers(admin: str) -> bool:
     return True
 
 
-def _models(base_url: str) -> list[str]:
+def _engines(admin: str) -> list[str]:
     try:
-        found = httpx.get(f"{base_url}/v1/models", timeout=2.0, trust_env=False)
+        return [engine.engine_id for engine in status(admin, 1.0).engines]
+    except ValueError:
+        return []  # a busy machine: the next look will tell
+
+
+def _models(http: httpx.Client) -> list[str]:
+    try:
+        found = http.get("/v1/models")
         return [str(model["id"]) for model in found.json()["data"]] if found.is_success else []
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return []
-
-
-def _wait_connected(engine: Child, admin: str) -> None:
-    engine.wait_ready(lambda: bool(status(admin, 5.0).engines), 30.0)

@@ -24,12 +24,12 @@ def attach(scheduler: Any, logger: Logger) -> Hook:
     settings = read_settings(os.environ)
     facts = read_facts(scheduler.vllm_config, scheduler)
     verdict = judge(facts, settings)
+    for line in verdict.lines:
+        logger.warning("Steersman: %s", line)
     refused = refusal(verdict, settings)
     if refused is not None:
         raise ValueError(refused)
-    for line in verdict.lines:
-        logger.warning("Steersman: %s", line)
-    engine_id = settings.engine_id + (f"-dp{facts.data_parallel_rank}" if facts.data_parallel_rank else "")
+    engine_id = settings.engine_id_of(facts.data_parallel_rank)
 
     def failed(error: Exception) -> None:
         hook.fault = error

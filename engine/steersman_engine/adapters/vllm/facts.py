@@ -186,7 +186,7 @@ def _changed(record: Any) -> dict[str, Any]:
 
 
 def _default(field: Any) -> Any:
-    """The default of a field, which vLLM may have wrapped in a description."""
+    """The default of a field, which pydantic may have wrapped in a description."""
     described = field.default
     for factory in (field.default_factory, getattr(described, "default_factory", None)):
         if callable(factory):

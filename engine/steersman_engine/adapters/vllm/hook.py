@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from steersman_engine.adapters.vllm.draft_timer import DRAFT_SECONDS
@@ -135,7 +136,7 @@ class Hook:
         )
         self._limits = []
         if decision.reason not in UNTOUCHED and decode_requests:
-            self._put_in(output, decision)
+            decision = self._put_in(output, decision)
         now_s = self._clock()
         if output.preempted_req_ids:
             for earlier in self._flying:
@@ -218,11 +219,17 @@ class Hook:
             self.link.hand_over(ended)
         self._ended.clear()
 
-    def _put_in(self, output: Any, decision: Decision) -> None:
+    def _put_in(self, output: Any, decision: Decision) -> Decision:
+        """Ask the worker for the longest K; the decision as it can be carried out."""
         lengths = decision.proposal_length
         if not self._reachable.issuperset(lengths.values()):
             raise RuntimeError(f"decision {decision.reason}: K of {dict(lengths)} is not all reachable")
         depth = max(lengths.values())
         output.num_spec_tokens_to_schedule = depth
+        shorter = [(k, segment) for segment, k in lengths.items() if k < depth]
         if self.clamp:
-            self._limits = [(k, segment) for segment, k in lengths.items() if k < depth]
+            self._limits = shorter
+        elif shorter:
+            # A plan or an exploration may tell segments apart; here all are drafted for alike.
+            return msgspec.structs.replace(decision, proposal_length=dict.fromkeys(lengths, depth))
+        return decision
