@@ -48,6 +48,27 @@ def test_child_that_dies_is_one_line_with_the_end_of_its_log(tmp_path: Path) -> 
     assert "\n" not in text
 
 
+def test_cause_far_above_the_end_of_a_log_is_told(tmp_path: Path) -> None:
+    """A worker's exception comes first, then the last lines; mere talk of errors is no cause."""
+    lines = [
+        "WARNING [limits.py:1] this can cause errors like `OSError: too many files`",
+        "(EngineCore pid=7) ERROR 11-29 22:09 [core.py:9] ValueError: the table lacks K = 0",
+        *(f"noise {n}" for n in range(50)),
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+    ]
+    code = f"print({chr(10).join(lines)!r}); raise SystemExit(1)"
+    with Children() as children:
+        child = children.run("engine", [sys.executable, "-c", code], tmp_path / "log")
+        with pytest.raises(ChildError) as error:
+            child.wait_ready(lambda: False, 60.0)
+    text = str(error.value)
+    assert text.startswith(
+        "the engine ended with exit code 1: ValueError: the table lacks K = 0 | ... | noise"
+    )
+    assert "See root cause above." in text
+    assert "\n" not in text
+
+
 def test_child_that_never_gets_ready_is_an_error_and_is_stopped(tmp_path: Path) -> None:
     """A time limit ends the wait, and leaving the block ends the child."""
     verb = ["serve", f"--telemetry=ipc://{tmp_path}/t", f"--admin=ipc://{tmp_path}/a", "--metrics-port=0"]

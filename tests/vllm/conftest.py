@@ -21,11 +21,10 @@ Start = Callable[..., Sidecar]
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a server stand together, whatever order chance has given them."""
-    places = [place for place, item in enumerate(items) if HERE in item.path.parents]
-    ours = sorted((items[place] for place in places), key=_server_of)
-    for place, item in zip(places, ours, strict=True):
-        items[place] = item
+    """These come last, those that share a server together, whatever order chance has given them."""
+    ours = [item for item in items if HERE in item.path.parents]
+    others = [item for item in items if HERE not in item.path.parents]
+    items[:] = [*others, *sorted(ours, key=_server_of)]
 
 
 def _server_of(item: pytest.Item) -> int:

@@ -31,7 +31,7 @@ CODE = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\n
 PROSE = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"
 STORY = "Once upon a time there was a small boat on a wide river, and"
 PROMPTS = (CODE, PROSE, STORY)
-START_S = 300.0
+START_S = 600.0
 ANSWER_S = 120.0
 
 

@@ -1,12 +1,12 @@
 """Engines and the sidecar as child processes that never outlive the demo."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +17,10 @@ STOP_S = 8.0
 
 POLL_S = 0.1
 TAIL_LINES = 5
+TAIL_CHARACTERS = 600
+
+_EXCEPTION = re.compile(r"(?:^|\] )(\w*(?:Error|Exception): .*)")
+"""At the start of a line, or behind what a logger puts there."""
 
 
 class ChildError(RuntimeError):
@@ -64,10 +68,14 @@ class Child:
             time.sleep(POLL_S)
 
     def tail(self) -> str:
-        """The last lines of the log, on one line."""
-        with self.log.open(encoding="utf-8", errors="replace") as lines:
-            last = deque((line.strip() for line in lines if line.strip()), maxlen=TAIL_LINES)
-        return " | ".join(last)[-600:] or "its log is empty"
+        """The last lines of the log, on one line, behind the first exception in it where that is earlier."""
+        with self.log.open(encoding="utf-8", errors="replace") as log:
+            lines = [line.strip() for line in log if line.strip()]
+        last = lines[-TAIL_LINES:]
+        # The end of a long log is often only that a worker failed, and why stands far above.
+        cause = next((found[1] for line in lines if (found := _EXCEPTION.search(line))), "")
+        told = " | ".join(last)[-TAIL_CHARACTERS:] or "its log is empty"
+        return told if not cause or cause in told else f"{cause[:TAIL_CHARACTERS]} | ... | {told}"
 
     def stop(self) -> None:
         """Ask the process to end, and end it when it does not; then all that it has left behind."""

@@ -23,7 +23,7 @@ class Program(Struct, frozen=True):
 def find_program(given: Path) -> Program:
     """The vLLM that a user named, adapter included. Raises ValueError or OSError in one line.
 
-    >>> find_program(Path("/nowhere/vllm"))
+    >>> find_program(Path("/nowhere/vllm"))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
     FileNotFoundError: --vllm: no program /nowhere/vllm; allowed is the path of vLLM's command, ...
