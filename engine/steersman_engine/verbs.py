@@ -162,7 +162,7 @@ def bench_vllm(
     seed: Annotated[int, typer.Option(min=0, help="Seed of batches and kill points.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what the adapter costs vLLM, and that no sidecar's death harms it (6 minutes)."""
+    """Measure what the adapter costs vLLM, and that no sidecar's death harms it (9 minutes)."""
     from steersman_engine.bench.vllm.run import run
 
     try:

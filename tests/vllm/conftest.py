@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _server_of(item: pytest.Item) -> int:
     fixtures = getattr(item, "fixturenames", ())
-    return next((rank for rank, name in enumerate(("attended", "launch")) if name in fixtures), 2)
+    return next((rank for rank, name in enumerate(("attended", "drafting", "launch")) if name in fixtures), 3)
 
 
 @pytest.fixture(scope="session")

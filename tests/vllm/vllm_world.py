@@ -31,6 +31,8 @@ CODE = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\n
 PROSE = "The capital of France is Paris. The capital of Italy is Rome. The capital of Spain is"
 STORY = "Once upon a time there was a small boat on a wide river, and"
 PROMPTS = (CODE, PROSE, STORY)
+EAGER = ("--enforce-eager", "--dtype", "float32")
+"""Nothing is compiled, which would take longer than all tests of a server."""
 START_S = 600.0
 ANSWER_S = 120.0
 
@@ -70,7 +72,7 @@ class Server:
         scheduler: str | None = SCHEDULER,
         speculative: Mapping[str, Any] = STEERABLE,
         environment: Mapping[str, str] | None = None,
-        flags: Iterable[str] = ("--enforce-eager", "--dtype", "float32"),
+        flags: Iterable[str] = EAGER,
     ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
