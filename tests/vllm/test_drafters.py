@@ -33,6 +33,8 @@ Start = Callable[..., Sidecar]
 Launch = Callable[..., Server]
 
 GRAPHS = ("--dtype", "bfloat16", "--gpu-memory-utilization", "0.5")
+BFLOAT16_TIE = 0.3
+"""Logits between 16 and 32 are 0.125 apart in bfloat16: two such steps."""
 
 
 class Case(NamedTuple):
@@ -47,8 +49,12 @@ CASES = [
     pytest.param(
         Case("draft_model", EAGER, "v1, synchronous", 1e-3), marks=pytest.mark.vllm, id="cpu-draft_model"
     ),
-    pytest.param(Case("draft_model", GRAPHS, "v2, async", 0.1), marks=pytest.mark.gpu, id="gpu-draft_model"),
-    pytest.param(Case("ngram", GRAPHS, "v2, synchronous", 0.1), marks=pytest.mark.gpu, id="gpu-ngram"),
+    pytest.param(
+        Case("draft_model", GRAPHS, "v2, async", BFLOAT16_TIE), marks=pytest.mark.gpu, id="gpu-draft_model"
+    ),
+    pytest.param(
+        Case("ngram", GRAPHS, "v2, synchronous", BFLOAT16_TIE), marks=pytest.mark.gpu, id="gpu-ngram"
+    ),
 ]
 
 

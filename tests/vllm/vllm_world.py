@@ -203,4 +203,5 @@ def assert_same_tokens(reference: Completion, other: Completion, tie: float = 1e
     if parted is None:
         assert reference.tokens == other.tokens
     else:
-        assert reference.gaps[parted] < tie, f"{reference.tokens} {other.tokens} part at {parted}"
+        gap = reference.gaps[parted]
+        assert gap < tie, f"{reference.tokens} {other.tokens} part at {parted}, where the gap is {gap}"
