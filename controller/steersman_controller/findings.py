@@ -8,9 +8,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from steersman_controller.look import Level, Look
-
-NO_SPECULATION = "launched without speculation"
-"""The one reason for observing that is nobody's fault."""
+from steersman_policies.messages import NO_SPECULATION
 
 _MEANING: Mapping[str, tuple[Level, str]] = {
     "table": ("ok", "the plan's table"),

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,16 @@ from steersman_policies.executor import Fallback
 from steersman_policies.messages import Hello
 
 log = logging.getLogger(__name__)
+
+
+def default_state_dir(environment: Mapping[str, str]) -> Path:
+    """Where fallback table and pause file are kept: ``$XDG_STATE_HOME/steersman``, else in the home.
+
+    >>> str(default_state_dir({"XDG_STATE_HOME": "/state"}))
+    '/state/steersman'
+    """
+    root = environment.get("XDG_STATE_HOME")
+    return (Path(root) if root else Path.home() / ".local" / "state") / "steersman"
 
 
 def load_fallback(path: Path, hello: Hello, fingerprint: str) -> tuple[Fallback | None, bool]:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,11 +85,9 @@ def bench_lossless(
         prompts=prompts,
         max_tokens=max_tokens,
         seed=seed,
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
+        progress=_progress,
     )
-    _show(result, as_json)
-    if not result["passed"]:
-        raise typer.Exit(1)
+    _judge(result, as_json)
 
 
 def bench_link(
@@ -102,21 +101,16 @@ def bench_link(
     """Measure what steering adds to a step, and check that no decision outlives its lease (3 minutes)."""
     from steersman_engine.bench.link import run
 
-    try:
+    with _told_in_one_line():
         result = run(
             steps=steps,
             groups=groups,
             trials=trials,
             real_trials=real_trials,
             seed=seed,
-            progress=lambda line: print(line, file=sys.stderr, flush=True),
+            progress=_progress,
         )
-    except RuntimeError as error:
-        print(f"steersman: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
-    _show(result, as_json)
-    if not result["passed"]:
-        raise typer.Exit(1)
+    _judge(result, as_json)
 
 
 def bench_decision(
@@ -127,10 +121,8 @@ def bench_decision(
     """Measure what one decision costs while the plan is replaced every 100 calls."""
     from steersman_engine.bench.decision import run
 
-    result = run(calls=calls, seed=seed, progress=lambda line: print(line, file=sys.stderr, flush=True))
-    _show(result, as_json)
-    if not result["passed"]:
-        raise typer.Exit(1)
+    result = run(calls=calls, seed=seed, progress=_progress)
+    _judge(result, as_json)
 
 
 def bench_engine(
@@ -141,10 +133,8 @@ def bench_engine(
     """Measure K = 0 against an engine without a drafter, and step times by batch and tokens (1 minute)."""
     from steersman_engine.bench.plain import run
 
-    result = run(model=model, groups=groups, progress=lambda line: print(line, file=sys.stderr, flush=True))
-    _show(result, as_json)
-    if not result["passed"]:
-        raise typer.Exit(1)
+    result = run(model=model, groups=groups, progress=_progress)
+    _judge(result, as_json)
 
 
 def bench_vllm(
@@ -165,7 +155,7 @@ def bench_vllm(
     """Measure what the adapter costs vLLM, and that no sidecar's death harms it (9 minutes)."""
     from steersman_engine.bench.vllm.run import run
 
-    try:
+    with _told_in_one_line():
         result = run(
             vllm_python=vllm_python,
             model=model,
@@ -174,14 +164,9 @@ def bench_vllm(
             steps=steps,
             virtual_kills=virtual_kills,
             seed=seed,
-            progress=lambda line: print(line, file=sys.stderr, flush=True),
+            progress=_progress,
         )
-    except RuntimeError as error:
-        print(f"steersman: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
-    _show(result, as_json)
-    if not result["passed"]:
-        raise typer.Exit(1)
+    _judge(result, as_json)
 
 
 def vllm_args(
@@ -239,6 +224,27 @@ def vllm_args(
         return
     for line in (*arguments.shell_lines(launch), *arguments.cost_lines(launch, arguments.costs(launch))):
         print(line)
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _told_in_one_line() -> Iterator[None]:
+    """A part of the benchmark that does not start is no bug of the benchmark."""
+    try:
+        yield
+    except RuntimeError as error:
+        print(f"steersman: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+def _judge(result: dict[str, Any], as_json: bool) -> None:
+    """Show a benchmark's result; exit code 1 where it has not passed."""
+    _show(result, as_json)
+    if not result["passed"]:
+        raise typer.Exit(1)
 
 
 def _show(result: dict[str, Any], as_json: bool) -> None:

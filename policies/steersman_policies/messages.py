@@ -20,6 +20,9 @@ from steersman_policies.units import Count, Fraction, Name, ProposalLength, Seco
 CONTEXT_EDGES_TOKENS = (256, 1024, 4096, 16384)
 """Right-closed edges of the context buckets in `Group.context_bucket`; the last one is open."""
 
+NO_SPECULATION = "launched without speculation"
+"""The one reason in `Hello.observe_only` that is nobody's fault."""
+
 NotDrafted: TypeAlias = Literal["no_match", "grammar", "length_limit", "invalid_state"]
 
 

@@ -1,6 +1,7 @@
 """A small engine, hand-made truths, and arrivals, for every test of the simulator."""
 
 import random
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from steersman_simulator.batch import Shape
 from steersman_simulator.simulate import started
 from steersman_simulator.truth import ConstantSteps
 from steersman_simulator.world import Arm, Change, Outcome, World
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the module of made-up steps beside this file
 
 STEPS = ConstantSteps(
     step_s=0.03,

@@ -3,9 +3,9 @@
 import random
 
 import pytest
+from made_steps import made_step as step
 
-from steersman_policies.messages import Group, StepReport
-from steersman_simulator.demo.arms import ArmRun, TimedStep, running_order
+from steersman_simulator.demo.arms import ArmRun, running_order
 from steersman_simulator.demo.client import Outcome
 from steersman_simulator.demo.compare import contrast, equal_outputs, steered_vs_best
 from steersman_simulator.demo.measure import arm_figures, busy, mean_k
@@ -37,29 +37,6 @@ def outcome(
     }
     moments = {"first_token_s": at_s + first_s, "last_token_s": at_s + last_s, "tokens": tokens}
     return Outcome(number=number, **(fields | moments | more))  # type: ignore[arg-type]
-
-
-def step(at_s: float, verify_s: float, tokens: int, *, k: int = 0, segment: str = "chat") -> TimedStep:
-    group = Group(segment, 0, tokens, k, tokens if k else 0, ((k, 1, tokens),) if k else ())
-    report = StepReport(
-        step=0,
-        started_s=at_s,
-        draft_s=0.0,
-        verify_s=verify_s,
-        other_s=0.0,
-        decode_requests=tokens,
-        prefill_tokens=0,
-        target_tokens=tokens,
-        context_tokens=0,
-        drafting_depth=0,
-        requests_drafting=0,
-        waiting=0,
-        kv_used_fraction=0.0,
-        committed_tokens=tokens,
-        plan_id=0,
-        groups=(group,),
-    )
-    return TimedStep(at_s, report)
 
 
 def run(arm: str, quiet_s: float, saturated_s: float, *, number: int = 1, text: str = "same") -> ArmRun:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_steps import made_step
 from msgspec.structs import replace
 from rich.console import Console
 
-from steersman_policies.messages import Group, StepReport
 from steersman_simulator.demo.arms import ArmRun, TimedStep
 from steersman_simulator.demo.client import Outcome
 from steersman_simulator.demo.compare import Runs, against, busy_per_token, texts_against
@@ -39,26 +39,7 @@ DRAFTS = {"static4": 4, "table": 2, "steered": 3}
 
 
 def step(at_s: float, verify_s: float, k: int) -> TimedStep:
-    group = Group("chat", 0, TOKENS, k, TOKENS if k else 0, ((k, 1, TOKENS),) if k else ())
-    report = StepReport(
-        step=0,
-        started_s=at_s,
-        draft_s=0.0,
-        verify_s=verify_s,
-        other_s=0.0,
-        decode_requests=TOKENS,
-        prefill_tokens=0,
-        target_tokens=TOKENS,
-        context_tokens=0,
-        drafting_depth=k,
-        requests_drafting=0,
-        waiting=0,
-        kv_used_fraction=0.0,
-        committed_tokens=TOKENS,
-        plan_id=0,
-        groups=(group,),
-    )
-    return TimedStep(at_s, report)
+    return made_step(at_s, verify_s, TOKENS, k=k, depth=k)
 
 
 def outcome(number: int, seconds: float, text: str = "same") -> Outcome:

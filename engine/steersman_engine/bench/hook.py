@@ -131,12 +131,13 @@ def attach(engine: DrivenEngine, link: Link, sidecar: "subprocess.Popen[bytes]",
     while not engine.steered:
         engine.step(link)
         if sidecar.poll() is not None:
-            raise RuntimeError(f"sidecar: ended with code {sidecar.returncode}: {_last_line(log)}")
+            raise RuntimeError(f"sidecar: ended with code {sidecar.returncode}: {last_line(log)}")
         if time.monotonic() > deadline_s:
-            raise RuntimeError(f"sidecar: sent no plan within {ATTACH_S:.0f} s: {_last_line(log)}")
+            raise RuntimeError(f"sidecar: sent no plan within {ATTACH_S:.0f} s: {last_line(log)}")
 
 
-def _last_line(log: Path) -> str:
+def last_line(log: Path) -> str:
+    """The last words in a log."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 

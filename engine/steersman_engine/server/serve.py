@@ -122,10 +122,11 @@ def _listen(host: str, port: int) -> socket.socket:
 def _steering(settings: Settings, target: TargetModel, drafter: Drafter | None) -> Steering:
     if not settings.with_sidecar:
         return Launch(settings.launch_k)
+    from steersman_engine.fallback import default_state_dir
     from steersman_engine.link import Link
     from steersman_engine.transport import default_endpoint
 
-    state_dir = settings.state_dir or default_state_dir()
+    state_dir = settings.state_dir or default_state_dir(os.environ)
     state_dir.mkdir(parents=True, exist_ok=True)
     if not os.access(state_dir, os.W_OK | os.X_OK):
         raise ValueError(
@@ -184,9 +185,3 @@ def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
         found = getattr(source, "eos_token_id", None)
         named |= {found} if isinstance(found, int) else set(found or ())
     return frozenset(named)
-
-
-def default_state_dir() -> Path:
-    """``$XDG_STATE_HOME/steersman``, by default ``~/.local/state/steersman``."""
-    root = os.environ.get("XDG_STATE_HOME")
-    return (Path(root) if root else Path.home() / ".local" / "state") / "steersman"

@@ -1,7 +1,6 @@
 """Arms against each other, on identical requests. A ratio is a ratio of speeds: above 1 is better."""
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -135,14 +134,9 @@ def contrast(runs: Runs) -> Figures:
 
 def equal_outputs(runs: Runs) -> Figures:
     """Greedy decoding must not depend on K: whether each request has one text in all arms and rounds."""
-    texts: dict[int, set[str]] = defaultdict(set)
-    times: dict[int, int] = defaultdict(int)
     every = [run for found in runs.values() for run in found]
-    for run in every:
-        for outcome in run.served:
-            texts[outcome.number].add(outcome.text)
-            times[outcome.number] += 1
-    complete = [number for number in sorted(texts) if times[number] == len(every)]
+    complete = sorted(served_everywhere(runs))
+    texts = _texts(every, complete)
     different = [number for number in complete if len(texts[number]) > 1]
     return {
         "requests": len(complete),

@@ -13,6 +13,7 @@ from steersman_engine.adapters.vllm.facts import NO_METHOD, Facts
 from steersman_engine.adapters.vllm.settings import REACHABLE_K, STRICT, Settings
 from steersman_engine.adapters.vllm.signatures import EXPECTED, differences, release
 from steersman_engine.adapters.vllm.table import TABLE_KEY, bands, fewer, flag_line, held, with_table
+from steersman_policies.messages import NO_SPECULATION
 from steersman_policies.units import K_LIMIT
 
 MAX_REASON = 200
@@ -127,7 +128,7 @@ def _unread(facts: Facts) -> Problem | None:
 
 
 def _no_speculation(facts: Facts) -> Problem | None:
-    return None if facts.method != NO_METHOD else ("launched without speculation", ())
+    return None if facts.method != NO_METHOD else (NO_SPECULATION, ())
 
 
 def _version(facts: Facts) -> Problem | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from steersman_engine.fallback import default_state_dir
 from steersman_engine.transport import check_endpoint, default_endpoint
 from steersman_policies.policy import did_you_mean
 from steersman_policies.units import K_LIMIT
@@ -133,10 +134,8 @@ def _sidecar(environment: Mapping[str, str], insecure: bool) -> str:
 
 def _state_dir(environment: Mapping[str, str]) -> Path:
     given = environment.get(STATE_DIR)
-    if given is not None:
-        if not given:
-            raise ValueError(f"{STATE_DIR}: is empty; allowed is the path of a folder")
-        return Path(given).expanduser()
-    state_home = environment.get("XDG_STATE_HOME")
-    home = Path(state_home) if state_home else Path.home() / ".local" / "state"
-    return home / "steersman"
+    if given is None:
+        return default_state_dir(environment)
+    if not given:
+        raise ValueError(f"{STATE_DIR}: is empty; allowed is the path of a folder")
+    return Path(given).expanduser()

@@ -13,7 +13,7 @@ import msgspec
 
 import steersman_engine
 import steersman_policies
-from steersman_engine.bench.hook import serve_command
+from steersman_engine.bench.hook import last_line, serve_command
 from steersman_engine.bench.vllm.policy import NAME, Policy
 from steersman_engine.bench.vllm.spec import Sizes, Spec
 
@@ -87,9 +87,7 @@ def _listen(channel: Any, progress: Callable[[str], None]) -> dict[str, Any] | N
 
 def _fail(process: "subprocess.Popen[bytes]", log: Path) -> dict[str, Any]:
     code = process.wait()
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-    raise RuntimeError(f"vLLM's python ended with code {code}: {last}")
+    raise RuntimeError(f"vLLM's python ended with code {code}: {last_line(log)}")
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from steersman_engine.bench.hook import last_line
 from steersman_engine.bench.vllm.policy import NAME
 
 MAGIC = b"steersman-journal-1\n"
@@ -60,9 +61,9 @@ class Sidecars:
     def check(self, deadline_s: float) -> None:
         """Raise RuntimeError where it has ended by itself, or monotonic `deadline_s` has passed."""
         if self._process is not None and self._process.poll() is not None:
-            raise RuntimeError(f"sidecar: ended with code {self._process.returncode}: {self._last_line()}")
+            raise RuntimeError(f"sidecar: ended with code {self._process.returncode}: {last_line(self.log)}")
         if time.monotonic() > deadline_s:
-            raise RuntimeError(f"sidecar: gave no lease within {ATTACH_S:.0f} s: {self._last_line()}")
+            raise RuntimeError(f"sidecar: gave no lease within {ATTACH_S:.0f} s: {last_line(self.log)}")
 
     def frames(self) -> Iterator["Frame"]:
         """What all of them have received, in order."""
@@ -88,10 +89,6 @@ class Sidecars:
 
     def _recording(self, number: int) -> Path:
         return self._folder / f"recording-{number}"
-
-    def _last_line(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
 
 class Frame(NamedTuple):
