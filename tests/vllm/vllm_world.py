@@ -153,7 +153,8 @@ class Server:
 
     def abandon(self, prompt: str, after_chunks: int) -> None:
         """Begin a streamed completion and hang up in the middle of it."""
-        body = {"prompt": prompt, "max_tokens": 400, "temperature": 0.0, "stream": True, "ignore_eos": True}
+        # Long, and sampled so that few drafts hold: a busy server may be seconds late to see the hang-up.
+        body = {"prompt": prompt, "max_tokens": 900, "temperature": 1.5, "stream": True, "ignore_eos": True}
         with self.client.stream("POST", "/v1/completions", json=body) as answer:
             for _, _ in zip(range(after_chunks), answer.iter_lines(), strict=False):
                 pass
