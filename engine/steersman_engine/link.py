@@ -144,12 +144,13 @@ class Link:
         """Hand over how a request went."""
         self.hand_over(report)
 
-    def hand_over(self, item: Any) -> None:
+    def hand_over(self, item: Any, *, droppable: bool = True) -> None:
         """Leave something to the other thread: a record, or what this link's reader makes one of.
 
-        The caller leaves alone from now on what the item refers to.
+        The caller leaves alone from now on what the item refers to. Not `droppable` is what later items
+        need to be understood, and what cannot come in any number.
         """
-        if len(self._outbox) >= OUTBOX_ITEMS:
+        if droppable and len(self._outbox) >= OUTBOX_ITEMS:
             self.hook.dropped += 1
         else:
             self._outbox.append(item)

@@ -33,6 +33,8 @@ HELLO_RETRY_S = 0.05
 PAUSE_CHECK_S = 0.1
 ITEMS_PER_TURN = 64
 """Then plans and leases are looked at again."""
+READY_ITEMS = 2_048
+"""Records that wait to be sent; older ones go."""
 FRAMES_PER_TURN = 256
 HELD_ITEMS = 256
 """The newest rows wait for a sidecar that is not there, about a second's worth; older ones go."""
@@ -112,9 +114,11 @@ class Publisher:
         if now_s >= self._hello_due_s:
             self._greet(now_s)
         worked = bool(self._outbox)
-        self._take(ITEMS_PER_TURN if self._greeted else len(self._outbox))
+        for _ in range(0, len(self._outbox), ITEMS_PER_TURN):
+            self._take(ITEMS_PER_TURN)
+            self._receive()
+        self._hold(READY_ITEMS if self._greeted else HELD_ITEMS)
         if not self._greeted:
-            self._hold()
             return worked
         for _ in range(min(ITEMS_PER_TURN, len(self._ready))):
             self._publish(self._ready.popleft())
@@ -210,8 +214,8 @@ class Publisher:
                 self.counters["dropped"] += 1
                 self.failed(error)
 
-    def _hold(self) -> None:
-        while len(self._ready) > HELD_ITEMS:
+    def _hold(self, items: int) -> None:
+        while len(self._ready) > items:
             self._ready.popleft()
             self.counters["dropped"] += 1
 

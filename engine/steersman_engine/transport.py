@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ CLOSING_MS = 200
 
 MAX_IPC_BYTES = 107
 """The kernel's limit on the path of a Unix socket."""
+
+_HOST = re.compile(r"[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\]")
 
 
 class Transport(Protocol):
@@ -96,6 +99,8 @@ def default_endpoint(environment: Mapping[str, str] = os.environ) -> str:
     Raises ValueError when somebody else could have put a socket there.
     """
     given = environment.get("XDG_RUNTIME_DIR")
+    if given and not os.path.isabs(given):
+        given = None  # not valid: the XDG base directory specification demands an absolute path
     folder = Path(given) / "steersman" if given else Path(tempfile.gettempdir()) / f"steersman-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
@@ -122,12 +127,16 @@ def check_endpoint(endpoint: str, *, insecure: bool = False) -> None:
             raise ValueError(f"endpoint: the path of {endpoint!r} is longer than {MAX_IPC_BYTES} bytes")
         return
     host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536):
+    if (
+        scheme != "tcp"
+        or not _HOST.fullmatch(host)
+        or not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536)
+    ):
         raise ValueError(f"endpoint: {endpoint!r}; allowed are ipc:///PATH and tcp://127.0.0.1:PORT")
     if not insecure and not _is_loopback(host.strip("[]")):
         raise ValueError(
             f"endpoint: {endpoint!r} is on another machine and carries no keys; "
-            "allowed are ipc:///PATH and tcp://127.0.0.1:PORT (insecure=True connects all the same)"
+            "allowed are ipc:///PATH and tcp://127.0.0.1:PORT (insecure connects all the same)"
         )
 
 

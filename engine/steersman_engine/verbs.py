@@ -179,7 +179,7 @@ def vllm_args(
     ] = None,
     method: Annotated[str, typer.Option(help="ngram, draft_model, eagle, eagle3 or mtp.")] = "ngram",
     draft_model: Annotated[str | None, typer.Option(help="Local folder or hub id of the drafter.")] = None,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 256,
+    max_num_seqs: Annotated[int, typer.Option(min=1, max=65_536, help="Requests decoded together.")] = 256,
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Prompt and output tokens of a request.")
     ] = None,

@@ -7,7 +7,8 @@ The order of the rules is fixed, and the first three bypass dwell:
 3. lease    no valid lease: the fallback table (the launch setting where there is none)
 4. deficit  a segment behind its SLO uses the deficit table
 5. dwell    a K that was changed a moment ago stays (not as long against lowering as against raising)
-6. explore  with a small, replayable probability one segment tries another K
+6. explore  with a small, replayable probability one segment tries another K (all of them together where
+            the engine has one K for a whole step)
 7. table    what the plan says
 
 Threads: `decide` and `committed` belong to the engine's thread; `adopt`, `renew` and `pause` may be
@@ -176,7 +177,7 @@ class Executor:
         return Decision(lengths, plan_id, reason, switched)
 
     def _shadow(self, load: Load, plan: Plan, now_s: float) -> Decision:
-        would_be, _ = table_lookup(plan, load)
+        would_be, _ = self._looked_up(plan, load)
         lengths = dict.fromkeys(load.decode_requests, self._launch_k(load))
         switched = self._hold(lengths, load.step, now_s)
         return Decision(lengths, plan.plan_id, "shadow", switched, would_be=would_be)
@@ -191,18 +192,51 @@ class Executor:
             and not load.deficit
             and settled.decision.proposal_length.keys() == load.decode_requests.keys()
         ):
-            return _explore(settled.decision, plan, settled.chance + load.step)
+            return self._explore(settled.decision, plan, settled.chance + load.step)
         chance = 0 if plan.explore is None else mix(plan.explore.seed, plan.plan_id)
-        lengths, reason = table_lookup(plan, load)
+        lengths, reason = self._looked_up(plan, load)
         if self._dwell(lengths, load.step, plan, now_s):
-            reason = "dwell"
+            lengths, reason = self._together(lengths), "dwell"
         switched = self._hold(lengths, load.step, now_s)
         stay = _stay(lengths, plan.explore)
         if reason == "table":
             steady = Decision(lengths, plan.plan_id, reason, False, probability=stay)
             self._settled = _Settled(plan, place, steady, chance)
         decision = Decision(lengths, plan.plan_id, reason, switched, probability=stay)
-        return _explore(decision, plan, chance + load.step)
+        return self._explore(decision, plan, chance + load.step)
+
+    def _looked_up(self, plan: Plan, load: Load) -> tuple[dict[str, int], str]:
+        lengths, reason = table_lookup(plan, load)
+        return self._together(lengths), reason
+
+    def _together(self, lengths: dict[str, int]) -> dict[str, int]:
+        """What an engine with one K for all requests of a step makes of these: the longest."""
+        if self.hello.per_request_k or not lengths:
+            return lengths
+        return dict.fromkeys(lengths, max(lengths.values()))
+
+    def _explore(self, decision: Decision, plan: Plan, chance: int) -> Decision:
+        """Perhaps another K: on one segment, each as likely, or on all where they share one."""
+        explore = plan.explore
+        if explore is None or decision.probability >= 1.0:
+            return decision
+        draw = mix(chance)
+        if (draw >> 11) * 2.0**-53 >= explore.epsilon:
+            return decision
+        draw = mix(draw)
+        lengths = decision.proposal_length
+        segment = list(lengths)[draw % len(lengths)]
+        others = [k for k in explore.k_set if k != lengths[segment]]
+        if not others:
+            return decision
+        k = others[(draw >> 32) % len(others)]
+        probability = explore.epsilon * others.count(k) / len(others)
+        if self.hello.per_request_k:
+            tried = {**lengths, segment: k}
+            probability /= len(lengths)
+        else:
+            tried = dict.fromkeys(lengths, k)
+        return Decision(tried, plan.plan_id, "explore", decision.switched, True, probability)
 
     def _dwell(self, lengths: dict[str, int], step: int, plan: Plan, now_s: float) -> bool:
         """Put back every K whose dwell has not passed; whether there was one."""
@@ -233,26 +267,6 @@ class Executor:
                 self._since[segment] = (step, now_s)
                 self._settled = None
         return switched
-
-
-def _explore(decision: Decision, plan: Plan, chance: int) -> Decision:
-    """Perhaps another K on one segment, each as likely, and each of its other K as likely."""
-    explore = plan.explore
-    if explore is None or decision.probability >= 1.0:
-        return decision
-    draw = mix(chance)
-    if (draw >> 11) * 2.0**-53 >= explore.epsilon:
-        return decision
-    draw = mix(draw)
-    lengths = decision.proposal_length
-    segment = list(lengths)[draw % len(lengths)]
-    others = [k for k in explore.k_set if k != lengths[segment]]
-    if not others:
-        return decision
-    k = others[(draw >> 32) % len(others)]
-    probability = explore.epsilon / len(lengths) * others.count(k) / len(others)
-    tried = {**lengths, segment: k}
-    return Decision(tried, plan.plan_id, "explore", decision.switched, True, probability)
 
 
 def _stay(lengths: Mapping[str, int], explore: Explore | None) -> float:

@@ -70,7 +70,7 @@ class Scheduler:
         self._hook: Any = None
         self.requests: dict[str, Any] = {}
         self._inflight_prefills: set[Any] = set()
-        self.kv_cache_manager = SimpleNamespace(usage=0.1)
+        self.get_kv_cache_usage = lambda: 0.1
         self._made = 0
 
     @property
@@ -98,6 +98,7 @@ class Scheduler:
                     structured_outputs=None,
                 ),
                 get_finished_reason=lambda: "abort",
+                resumable=False,
                 spec_token_ids=[],
             )
             self.requests[request.request_id] = request
@@ -128,12 +129,12 @@ class Scheduler:
         return output
 
     def update_from_output(self, output: Any, result: Any) -> None:
-        sampled = self._hook.returned(output, result)
+        step = self._hook.returned(self, output, result)
         for request_id, tokens in zip(output.num_scheduled_tokens, result.sampled_token_ids, strict=True):
             self.requests[request_id].num_output_tokens += len(tokens)
             self.requests[request_id].num_computed_tokens += len(tokens)
-        if sampled is not None:
-            self._hook.processed(self, output, result, sampled)
+        if step is not None:
+            self._hook.processed(self, step)
 
     def update_draft_token_ids(self, drafts: Any) -> None:
         for request_id, tokens in zip(drafts.req_ids, drafts.draft_token_ids, strict=True):
@@ -201,7 +202,9 @@ def test_telemetry_that_vanishes_uncounted_is_caught(tmp_path: Path, monkeypatch
     """Dropped by the link without a word."""
     hand_over, seen = Link.hand_over, iter(range(10**6))
     monkeypatch.setattr(
-        Link, "hand_over", lambda self, item: None if next(seen) % 50 == 9 else hand_over(self, item)
+        Link,
+        "hand_over",
+        lambda self, *item, **how: None if next(seen) % 50 == 9 else hand_over(self, *item, **how),
     )
     assert trials(tmp_path, 2).telemetry.unaccounted > 0
 
@@ -329,8 +332,6 @@ def test_a_torn_recording_yields_the_frames_before_the_tear(tmp_path: Path) -> N
 class Methods:
     """A hook whose methods take known times on a clock that the test moves."""
 
-    is_async = False
-
     def __init__(self, clock: Any) -> None:
         self.clock = clock
 
@@ -372,7 +373,6 @@ def test_an_idle_hook_has_every_method_and_does_nothing() -> None:
     hook.begin()
     hook.choose(None, None)
     assert hook.returned(None) == ()
-    assert not hook.is_async
 
 
 def test_a_looping_hook_takes_what_the_machine_makes_of_a_fixed_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from link_world import DIGEST, HELLO, Bench
 from steersman_engine.adapters.vllm.hook import Hook
 from steersman_engine.adapters.vllm.segments import attributes_of, tag_of
 from steersman_engine.adapters.vllm.steps import StepReader
-from steersman_policies.executor import Executor
+from steersman_engine.link import OUTBOX_ITEMS
+from steersman_policies.executor import BARREN_STEPS, Executor
 from steersman_policies.messages import Lease, StepReport
 from steersman_policies.plan import Dwell, Plan
 
@@ -40,6 +41,9 @@ def request(request_id: str, segment: str = "", **fields: Any) -> Any:
         "sampling_params": SimpleNamespace(extra_args=extra, temperature=0.0, structured_outputs=None),
         "get_finished_reason": lambda: "stop",
         "spec_token_ids": [],
+        "resumable": False,
+        "num_stale_output_tokens": 0,
+        "drop_stale_output": False,
     }
     return SimpleNamespace(**{**given, **fields})
 
@@ -47,14 +51,13 @@ def request(request_id: str, segment: str = "", **fields: Any) -> Any:
 class World:
     """A hook on a link without a thread, and steps of a batch that only decodes."""
 
-    def __init__(self, folder: Path, *, clamp: bool = True, is_async: bool = False) -> None:
+    def __init__(self, folder: Path, *, clamp: bool = True) -> None:
         self.faults: list[Exception] = []
-        self.bench = Bench(folder, read=StepReader(self.faults.append))
+        self.bench = Bench(folder, read=StepReader(lambda: 0.25, self.faults.append))
         self.link = self.bench.link
         self.hook = Hook(
             self.link,
             clamp=clamp,
-            is_async=is_async,
             reachable_k=HELLO.reachable_k,
             clock=self.bench.clock,
             wall_clock=lambda: 51.0,
@@ -62,7 +65,6 @@ class World:
         self.scheduler = SimpleNamespace(
             get_request_counts=lambda: (2, 0),
             _inflight_prefills=set(),
-            kv_cache_manager=SimpleNamespace(usage=0.25),
             requests={},
             running=[],
         )
@@ -104,12 +106,10 @@ class World:
         return output
 
     def drafted(self) -> dict[str, int]:
-        """Draft tokens, or places for them, that are left of six for each request."""
-        shared = [-1] * 6
+        """Draft tokens that are left of six for each request."""
         for held in self.scheduler.requests.values():
-            held.spec_token_ids = shared
+            held.spec_token_ids = [5] * 6
         self.hook.limit()
-        assert len(shared) == 6
         return {key: len(held.spec_token_ids) for key, held in self.scheduler.requests.items()}
 
     def finish(self, output: Any, **tokens: list[int]) -> None:
@@ -117,9 +117,9 @@ class World:
             sampled_token_ids=list(tokens.values()),
             req_id_to_index={request_id: at for at, request_id in enumerate(tokens)},
         )
-        sampled = self.hook.returned(output, result)
-        assert sampled is not None
-        self.hook.processed(self.scheduler, output, result, sampled)
+        step = self.hook.returned(self.scheduler, output, result)
+        assert step is not None
+        self.hook.processed(self.scheduler, step)
 
 
 @pytest.fixture
@@ -141,15 +141,6 @@ def test_a_segment_that_is_alone_gets_its_own_depth(world: World) -> None:
     world.lease()
     world.admit(a="chat")
     assert world.choose(a=1).num_spec_tokens_to_schedule == 0
-
-
-def test_async_placeholders_are_cut_without_touching_the_shared_list(tmp_path: Path) -> None:
-    """vLLM gives all requests the same list object."""
-    world = World(tmp_path, is_async=True)
-    world.lease()
-    world.admit(a="code", b="chat")
-    world.choose(a=1, b=1)
-    assert world.drafted() == {"a": 6, "b": 0}
 
 
 def test_without_clamp_all_requests_keep_the_depth(tmp_path: Path) -> None:
@@ -210,10 +201,10 @@ def test_the_end_of_a_request_comes_after_the_step_that_brought_its_last_token(w
     world.admit(a="chat")
     output = world.choose(a=1)
     result = SimpleNamespace(sampled_token_ids=[[1]], req_id_to_index={"a": 0})
-    sampled = world.hook.returned(output, result)
-    assert sampled is not None
+    step = world.hook.returned(world.scheduler, output, result)
+    assert step is not None
     world.hook.ended(world.scheduler.requests["a"])
-    world.hook.processed(world.scheduler, output, result, sampled)
+    world.hook.processed(world.scheduler, step)
     kinds = [type(body).__name__ for body in world.bench.turn(0.1) if type(body).__name__ != "Hello"]
     assert kinds == ["StepReport", "RequestReport"]
 
@@ -264,6 +255,128 @@ def test_a_k_that_vllm_is_not_ready_for_is_a_surprise(world: World) -> None:
     world.admit(a="chat")
     with pytest.raises(RuntimeError, match="reachable"):
         world.choose(a=1)
+
+
+def test_limits_end_with_the_plan_that_set_them_and_come_back_with_it(world: World) -> None:
+    """A pause in between leaves all drafts alone, and the same decision cuts again afterwards."""
+    executor = world.lease()
+    world.admit(a="code", b="chat")
+    world.choose(a=1, b=1)
+    world.choose(a=1, b=1)
+    assert world.drafted() == {"a": 6, "b": 0}
+    executor.paused = True
+    assert world.choose(a=1, b=1).num_spec_tokens_to_schedule == 4
+    assert world.drafted() == {"a": 6, "b": 6}
+    executor.paused = False
+    world.choose(a=1, b=1)
+    assert world.choose(a=1, b=1).num_spec_tokens_to_schedule == 6
+    assert world.drafted() == {"a": 6, "b": 0}
+
+
+def test_a_report_says_how_long_contexts_are_and_how_many_wait(world: World) -> None:
+    """The load that a plan is looked up with is the load that is told."""
+    asked: list[Any] = []
+    decide = world.link.decide
+    world.link.decide = lambda load: asked.append(load) or decide(load)  # type: ignore[method-assign, func-returns-value]
+    world.scheduler.get_request_counts = lambda: (2, 7)
+    world.admit(a="code", b="chat")
+    output = world.output(a=1, b=1)
+    output.scheduled_cached_reqs.num_computed_tokens = [10, 40]
+    world.hook.choose(world.scheduler, output)
+    world.finish(output, a=[1], b=[1])
+    (report,) = [body for body in world.bench.turn(0.1) if isinstance(body, StepReport)]
+    assert (asked[0].mean_context_tokens, asked[0].waiting) == (25.0, 7)
+    assert (report.context_tokens, report.waiting) == (50, 7)
+
+
+def test_the_guard_hears_of_steps_that_bring_nothing(world: World) -> None:
+    """After so many of them it switches drafting off."""
+    world.lease()
+    world.admit(a="code")
+    for _ in range(BARREN_STEPS):
+        output = world.choose(a=1)
+        assert output.num_spec_tokens_to_schedule == 6
+        world.finish(output, a=[])
+    assert world.choose(a=1).num_spec_tokens_to_schedule == HELLO.k_floor
+
+
+def test_drafts_belong_to_the_next_step_only(world: World) -> None:
+    """What came before the last step explains nothing in this one."""
+    world.lease()
+    world.admit(a="code")
+    world.finish(world.choose(a=1), a=[1])
+    world.hook.drafted(SimpleNamespace(req_ids=["a"], draft_token_ids=[[]]))
+    for _ in range(2):
+        world.finish(world.choose(a=1), a=[1])
+    reports = [body for body in world.bench.turn(0.1) if isinstance(body, StepReport)]
+    assert [dict(group.not_drafted) for report in reports[1:] for group in report.groups] == [
+        {"no_match": 1},
+        {"length_limit": 1},
+    ]
+
+
+def test_a_workers_list_of_ids_may_change_afterwards(world: World) -> None:
+    """One in the same process keeps it up to date in place."""
+    world.lease()
+    world.admit(a="code")
+    world.finish(world.choose(a=1), a=[1])
+    ids = ["a"]
+    world.hook.drafted(SimpleNamespace(req_ids=ids, draft_token_ids=[[]]))
+    world.finish(world.choose(a=1), a=[1])
+    ids.append("b")
+    reports = [body for body in world.bench.turn(0.1) if isinstance(body, StepReport)]
+    assert not world.faults
+    assert [dict(group.not_drafted) for group in reports[1].groups] == [{"no_match": 1}]
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_output_of_a_preempted_request_counts_unless_vllm_throws_it_away(world: World, dropped: bool) -> None:
+    """vLLM delivers what was in flight, but for requests that have begun anew meanwhile."""
+    world.lease()
+    world.admit(a="code", b="code")
+    output = world.choose(a=1, b=1)
+    later = world.output(b=1)
+    later.preempted_req_ids = {"a"}
+    world.hook.choose(world.scheduler, later)
+    preempted = world.scheduler.requests["a"]
+    preempted.num_stale_output_tokens, preempted.drop_stale_output = 1, dropped
+    world.finish(output, a=[1], b=[1])
+    (report,) = [body for body in world.bench.turn(0.1) if isinstance(body, StepReport)]
+    assert report.committed_tokens == (1 if dropped else 2)
+
+
+def test_streamed_input_makes_vllm_throw_output_away(world: World) -> None:
+    """Its request stops and goes on without ever ending."""
+    world.lease()
+    held = request("a", "code", resumable=True, num_stale_output_tokens=1, drop_stale_output=True)
+    world.scheduler.requests["a"] = held
+    world.scheduler.running.append(held)
+    world.hook.admitted(held)
+    world.finish(world.choose(a=1), a=[1])
+    (report,) = [body for body in world.bench.turn(0.1) if isinstance(body, StepReport)]
+    assert report.committed_tokens == 0
+
+
+def test_waiting_for_something_outside_is_no_time_of_the_engine(world: World) -> None:
+    """A request that waits for more input keeps nobody busy."""
+    clock = world.bench.clock
+    world.admit(a="chat")
+    world.finish(world.choose(a=1), a=[1])
+    world.choose()
+    clock.now_s += 60.0
+    world.finish(world.choose(a=1), a=[1])
+    reports = [body for body in world.bench.turn() if isinstance(body, StepReport)]
+    assert reports[-1].other_s == 0.0
+
+
+def test_a_burst_of_requests_loses_none_of_them(world: World) -> None:
+    """Who is admitted must be known for as long as it lives."""
+    for number in range(2 * OUTBOX_ITEMS):
+        world.admit(**{f"r{number}": "chat"})
+    world.bench.turn()
+    world.finish(world.choose(r0=1, r4095=1), r0=[1], r4095=[1])
+    (report,) = [body for body in world.bench.turn(0.1) if isinstance(body, StepReport)]
+    assert (report.decode_requests, world.bench.counters()["dropped"]) == (2, 0)
 
 
 # --- segments ---------------------------------------------------------------------------------

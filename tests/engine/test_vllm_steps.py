@@ -18,7 +18,7 @@ class World:
 
     def __init__(self) -> None:
         self.faults: list[Exception] = []
-        self.reader = StepReader(self.faults.append)
+        self.reader = StepReader(lambda: 0.5, self.faults.append)
         self.number = 0
 
     def admit(self, *request_ids: str, segment: str = "chat", structured: bool = False) -> None:
@@ -41,7 +41,7 @@ class World:
         invalid: dict[str, int] | None = None,
         kept: dict[str, int] | None = None,
         k: dict[str, int] | None = None,
-        stale: Iterable[str] = (),
+        discarded: Iterable[str] = (),
         skip: int = 0,
     ) -> StepRows:
         """One step; `sampled` and `kept` are numbers of tokens."""
@@ -64,19 +64,16 @@ class World:
             output=output,
             index={request_id: at for at, request_id in enumerate(sampled)},
             sampled=list(sampled.values()),
-            kept=list((kept or sampled).values()),
+            tokens=[[5] * count for count in (kept or sampled).values()],
             decision=Decision(k if k is not None else {"chat": 3}, 1, "table", False),
             decode_requests=len(scheduled),
             prefill_tokens=0,
             proposed=None if proposed is None else Proposed(list(proposed), list(proposed.values())),
-            stale=set(stale),
-            started_s=2.0,
-            draft_s=0.0,
-            verify_s=0.1,
-            other_s=0.0,
-            ended_s=2.1,
+            discarded=set(discarded),
             waiting=0,
-            kv_used_fraction=0.5,
+            began_s=2.0,
+            scheduled_s=2.0,
+            returned_s=2.1,
         )
         self.number += 1
         (rows,) = self.reader(handed)
@@ -168,11 +165,12 @@ def test_a_proposal_that_found_no_room_says_so(world: World) -> None:
     assert rows.not_drafted == ["length_limit"]
 
 
-def test_stale_output_of_a_preempted_request_counts_for_nothing(world: World) -> None:
-    """Its tokens were computed before its cache was thrown away."""
+def test_what_vllm_throws_away_counts_for_nothing(world: World) -> None:
+    """Neither as drafts nor as tokens."""
     started(world, "a", "b")
-    rows = world.step({"a": 4, "b": 4}, {"a": 4, "b": 1}, drafts={"a": [-1] * 3, "b": [-1] * 3}, stale=["a"])
-    assert (rows.drafted, rows.first_tokens) == ([3], 0)
+    drafts = {"a": [-1] * 3, "b": [-1] * 3}
+    rows = world.step({"a": 4, "b": 4}, {"a": 4, "b": 1}, drafts=drafts, discarded=["a"])
+    assert (rows.drafted, rows.committed, rows.first_tokens) == ([3], [1], 0)
 
 
 def test_a_request_that_was_aborted_while_the_step_ran_is_left_out(world: World) -> None:
@@ -219,10 +217,8 @@ def test_the_first_surprise_ends_the_reading_and_is_told_once(world: World) -> N
     world.admit("a")
     broken = SimpleNamespace(num_scheduled_tokens={"a": 1})
     step = Step(
-        number=0, output=broken, index={}, sampled=[], kept=[],
-        decision=Decision({}, 0, "launch", False), decode_requests=0, prefill_tokens=0, proposed=None,
-        stale=(), started_s=0.0, draft_s=0.0, verify_s=0.0, other_s=0.0, ended_s=0.0, waiting=0,
-        kv_used_fraction=0.0,
+        number=0, output=broken, decision=Decision({}, 0, "launch", False), decode_requests=0,
+        prefill_tokens=0, proposed=None, waiting=0, began_s=0.0, scheduled_s=0.0,
     )  # fmt: skip
     assert list(world.reader(step)) == []
     assert list(world.reader(step)) == []

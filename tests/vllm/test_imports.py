@@ -20,10 +20,11 @@ class Refuse:
             raise ModuleNotFoundError(f"{name} may not be imported inside vLLM", name=name)
 
 for name in ("vllm", "vllm.logger", "vllm.v1", "vllm.v1.core", "vllm.v1.core.sched",
-             "vllm.v1.core.sched.async_scheduler"):
+             "vllm.v1.core.sched.async_scheduler", "vllm.v1.core.sched.scheduler"):
     sys.modules[name] = types.ModuleType(name)
 sys.modules["vllm.logger"].init_logger = lambda name: None
 sys.modules["vllm.v1.core.sched.async_scheduler"].AsyncScheduler = object
+sys.modules["vllm.v1.core.sched.scheduler"].Scheduler = object
 sys.meta_path.insert(0, Refuse())
 
 import steersman_engine.link

@@ -14,6 +14,7 @@ from steersman_engine.adapters.vllm.table import bands, compact, fewer, with_tab
 from steersman_policies.policy import did_you_mean
 
 SCHEDULER = "steersman_engine.adapters.vllm.SteersmanScheduler"
+NAMES = "allowed are a local folder and a hub id such as org/name"
 DEFAULT_K_MAX = 8
 DEFAULT_LOOKUP_TOKENS = (2, 4)
 """Shortest and longest n-gram that prompt look-up matches."""
@@ -59,8 +60,9 @@ class Costs(Struct, frozen=True):
     """Full decode graphs of the target on the V2 runner."""
     decode_graphs_extra: int
     """As against a launch without a table."""
-    logits_bytes: int
-    logits_bytes_extra: int
+    logits_bytes: int | None
+    """None where config.json does not say how large the vocabulary is."""
+    logits_bytes_extra: int | None
     """As against a launch without speculation."""
 
 
@@ -85,6 +87,11 @@ def speculative_config(launch: Launch) -> dict[str, Any]:
     if launch.method not in METHODS:
         hint = did_you_mean(launch.method, METHODS)
         raise ValueError(f"--method: {launch.method!r}{hint}; can be steered: {', '.join(METHODS)}")
+    if launch.dtype not in memory.DTYPES:
+        hint = did_you_mean(launch.dtype, memory.DTYPES)
+        raise ValueError(f"--dtype: {launch.dtype!r}{hint}; allowed are {', '.join(memory.DTYPES)}")
+    if launch.draft_model is not None and not _is_name(launch.draft_model):
+        raise ValueError(f"--draft-model: {launch.draft_model!r}; {NAMES}")
     if launch.method in OWN_DRAFTER and launch.draft_model is None:
         raise ValueError(f"--draft-model: needed with --method {launch.method}")
     ks = reachable(launch)
@@ -133,6 +140,8 @@ def costs(launch: Launch) -> Costs | None:
     Raises ValueError or OSError for a folder without a usable `config.json`.
     """
     folder = Path(launch.model).expanduser()
+    if not _is_name(launch.model):
+        raise ValueError(f"MODEL: {launch.model!r}; {NAMES}")
     if not folder.is_dir():
         if launch.model.startswith(("/", ".", "~")):
             raise ValueError(f"MODEL: there is no folder {folder}")
@@ -144,7 +153,7 @@ def costs(launch: Launch) -> Costs | None:
     table = bands(reachable(launch), rows)
     lookup = [0, *(k for first, last, k in table for _ in range(first, last + 1))]
     graphs = memory.graph_cost(lookup, k_max, rows)
-    logits = memory.logits_bytes(model, k_max, rows)
+    logits, plain = _logits(model, k_max, rows), _logits(model, 0, rows)
     return Costs(
         kv_tokens_always=rows * slots.always_tokens,
         kv_tokens_at_k_max=rows * slots.at_k_max_tokens,
@@ -155,7 +164,7 @@ def costs(launch: Launch) -> Costs | None:
         decode_graphs_by_k=graphs.sizes_by_k,
         decode_graphs_extra=graphs.extra,
         logits_bytes=logits,
-        logits_bytes_extra=logits - memory.logits_bytes(model, 0, rows),
+        logits_bytes_extra=None if logits is None or plain is None else logits - plain,
     )
 
 
@@ -197,10 +206,13 @@ def cost_lines(launch: Launch, found: Costs | None) -> Iterator[str]:
     if launch.method != "ngram":
         yield "# graphs: the drafter's own may come once for each K above 1 as well"
     yield '# graphs: their bytes depend on the GPU; look for "Graph capturing finished" in vLLM\'s log'
-    yield (
-        f"# logits (computed): at most {_size(found.logits_bytes)} in a step,"
-        f" {_size(found.logits_bytes_extra)} of them for drafts"
-    )
+    if found.logits_bytes is None or found.logits_bytes_extra is None:
+        yield "# logits: unknown, config.json does not say vocab_size"
+    else:
+        yield (
+            f"# logits (computed): at most {_size(found.logits_bytes)} in a step,"
+            f" {_size(found.logits_bytes_extra)} of them for drafts"
+        )
 
 
 def _kv_lines(launch: Launch, found: Costs) -> Iterator[str]:
@@ -230,10 +242,17 @@ def _bytes(found: Costs, tokens: int) -> str:
     return f" ({_size(tokens * per_token)})"
 
 
+def _logits(model: dict[str, Any], k: int, rows: int) -> int | None:
+    try:
+        return memory.logits_bytes(model, k, rows)
+    except ValueError:
+        return None
+
+
 def _kv(launch: Launch, model: dict[str, Any]) -> tuple[int | None, str]:
     """Bytes per token of the target, or why they are unknown."""
-    dtype = memory.cache_dtype(model, launch.dtype)
     try:
+        dtype = memory.cache_dtype(model, launch.dtype)
         return memory.kv_bytes_per_token(model, dtype=dtype, tensor_parallel=launch.tensor_parallel), ""
     except ValueError as error:
         return None, str(error)
@@ -245,21 +264,22 @@ def _drafter_kv(launch: Launch, model: dict[str, Any]) -> tuple[int | None, str]
         return 0, ""
     layers = 0
     if launch.draft_model is None:
-        layers = int(model.get("num_nextn_predict_layers") or 0)
-        if not layers:
-            return None, "config.json does not say num_nextn_predict_layers"
-    dtype = memory.cache_dtype(model, launch.dtype)
+        found = model.get("num_nextn_predict_layers")
+        if not isinstance(found, int) or found <= 0:
+            return None, f"config.json: num_nextn_predict_layers: {found!r}"
+        layers = found
     try:
+        dtype = memory.cache_dtype(model, launch.dtype)
         if launch.draft_model is not None:
             model = memory.read_model(Path(launch.draft_model).expanduser())
-        found = memory.kv_bytes_per_token(
+        taken = memory.kv_bytes_per_token(
             model, dtype=dtype, tensor_parallel=launch.tensor_parallel, layers=layers
         )
     except OSError:
         return None, f"{launch.draft_model} is no local folder with a config.json"
     except ValueError as error:
         return None, str(error)
-    return found, ""
+    return taken, ""
 
 
 def _lookup(launch: Launch) -> dict[str, int]:
@@ -278,6 +298,11 @@ def _crowded(ks: tuple[int, ...], rows: int) -> str:
     if rows < 2:
         return f"{text}; raise it to {len(ks)}"
     return f"{text}; try --k {','.join(map(str, fewer(ks, rows)))} or --max-num-seqs {len(ks)}"
+
+
+def _is_name(text: str) -> bool:
+    """Whether this can be a folder or a hub id; what begins with a dash would be an option of vLLM's."""
+    return bool(text.strip()) and not text.startswith("-")
 
 
 def _expanded(path: str) -> str:

@@ -1,6 +1,7 @@
 """From a scheduler that vLLM has just built to a hook on it, or to none and a word why."""
 
 import os
+from contextlib import suppress
 from logging import Logger
 from typing import Any
 
@@ -40,9 +41,12 @@ def attach(scheduler: Any, logger: Logger) -> Hook:
         settings.sidecar,
         state_dir=settings.state_dir,
         insecure=settings.insecure,
-        read=StepReader(failed),
+        read=StepReader(scheduler.get_kv_cache_usage, failed),
     )
-    hook = Hook(link, clamp=verdict.clamp, is_async=facts.is_async, reachable_k=verdict.reachable_k)
+    hook = Hook(link, clamp=verdict.clamp, reachable_k=verdict.reachable_k)
+    # The pause file goes there, and an operator in a hurry makes no folders.
+    with suppress(OSError):
+        settings.state_dir.mkdir(parents=True, exist_ok=True)
     link.start()
     what = f"observes only ({verdict.observe_only})" if verdict.observe_only else "follows its sidecar"
     logger.info("Steersman: engine %s %s at %s", engine_id, what, settings.sidecar)

@@ -34,8 +34,8 @@ NOT_STEERED: Mapping[str, str] = {
 }
 """Why other methods are only observed."""
 
-TESTED = frozenset({("0.32.0", "v1", "ngram", False)})
-"""Version, runner, method and asynchronous scheduling that a test drives in a real server."""
+TESTED = frozenset({("0.32.0", "v1", "ngram", False), ("0.32.0", "v1", "draft_model", False)})
+"""Version, runner, method and asynchronous scheduling that a test drives in a real server, on one CPU."""
 
 DEPTH_BLIND = frozenset({("v2", "ngram"), ("v2", "draft_model")})
 """Here the drafter always makes `num_speculative_tokens` drafts; a smaller K cuts them off."""
@@ -77,7 +77,7 @@ def judge(facts: Facts, settings: Settings) -> Verdict:
         _table(facts, ks),
     )
     found = [problem for problem in problems if problem is not None]
-    tested = (release(facts.vllm_version), facts.runner, facts.method, facts.is_async) in TESTED
+    tested = _is_tested(facts)
     if not found:
         return Verdict(
             observe_only="",
@@ -101,9 +101,19 @@ def refusal(verdict: Verdict, settings: Settings) -> str | None:
 
 
 def combination(facts: Facts) -> str:
-    """What the tested list is about, in words: version, runner, method, scheduling."""
+    """What the tested list is about, in words: version, runner, method, scheduling, device, parallelism."""
     scheduling = "asynchronous" if facts.is_async else "synchronous"
-    return f"vLLM {facts.vllm_version}, runner {facts.runner}, {facts.method}, {scheduling}"
+    sizes = {"tensor": facts.tensor_parallel, "pipeline": facts.pipeline_parallel}
+    parallel = "".join(f", {name} parallel {size}" for name, size in sizes.items() if size > 1)
+    return (
+        f"vLLM {facts.vllm_version}, runner {facts.runner}, {facts.method}, {scheduling}"
+        f", {facts.device}{parallel}"
+    )
+
+
+def _is_tested(facts: Facts) -> bool:
+    alone = facts.device == "cpu" and facts.tensor_parallel == facts.pipeline_parallel == 1
+    return alone and (release(facts.vllm_version), facts.runner, facts.method, facts.is_async) in TESTED
 
 
 def _reachable(facts: Facts, settings: Settings) -> tuple[int, ...]:

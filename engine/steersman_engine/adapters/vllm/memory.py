@@ -16,6 +16,8 @@ GRAPH_CEILING_TOKENS = 512
 LOGIT_BYTES = 4
 
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+DTYPES = ("auto", *_DTYPE_BYTES)
+"""What vLLM's `--dtype` takes."""
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "multi_query_group_num", "num_attention_heads")
 _PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 _MLA_TYPES = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"})
@@ -82,7 +84,10 @@ def kv_bytes_per_token(model: Mapping[str, Any], *, dtype: str, tensor_parallel:
     256
     """
     unusual = sorted(key for key in _NOT_PLAIN if model.get(key))
-    unusual += sorted(set(model.get("layer_types") or ()) - _PLAIN_LAYERS)
+    kinds = model.get("layer_types") or ()
+    if not isinstance(kinds, list | tuple) or not all(isinstance(kind, str) for kind in kinds):
+        raise ValueError(f"config.json: layer_types: {kinds!r}; needed is a list of names")
+    unusual += sorted(set(kinds) - _PLAIN_LAYERS)
     if unusual:
         raise ValueError(f"KV per token not computed: layers of several kinds ({', '.join(unusual)})")
     layers = layers or _number(model, "num_hidden_layers")
@@ -101,7 +106,7 @@ def cache_dtype(model: Mapping[str, Any], asked: str) -> str:
     if asked == "auto" and found == "float32":
         return "bfloat16"  # vLLM halves such models where it is not told otherwise
     if found not in _DTYPE_BYTES:
-        raise ValueError(f"dtype: {found!r}; allowed are auto, {', '.join(_DTYPE_BYTES)}")
+        raise ValueError(f"dtype: {found!r}; allowed are {', '.join(DTYPES)}")
     return found
 
 

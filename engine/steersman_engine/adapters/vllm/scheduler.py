@@ -4,10 +4,12 @@ Every method calls vLLM's own and returns what that returns. What the hook does 
 first exception is logged, the hook is dropped, and from then on only vLLM's own code runs.
 """
 
+from types import MethodType
 from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from steersman_engine.adapters.vllm.attach import attach
 from steersman_engine.adapters.vllm.hook import Hook
@@ -20,6 +22,12 @@ class SteersmanScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not t
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self._after_schedule = super()._update_after_schedule
+        if not self.scheduler_config.async_scheduling:
+            # vLLM would have taken `Scheduler`: what `AsyncScheduler` adds goes through all requests in
+            # every step, and serves nothing here.
+            self._after_schedule = MethodType(Scheduler._update_after_schedule, self)
+            self._update_request_with_output = MethodType(Scheduler._update_request_with_output, self)
         self._hook: Hook | None = attach(self, logger)
 
     def schedule(self, *arguments: Any, **named: Any) -> Any:
@@ -37,13 +45,7 @@ class SteersmanScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not t
             except Exception as error:
                 scheduler_output.num_spec_tokens_to_schedule = native_k
                 self._drop_hook(error)
-        super()._update_after_schedule(scheduler_output)
-        hook = self._hook
-        if hook is not None and hook.is_async:
-            try:
-                hook.limit()
-            except Exception as error:
-                self._drop_hook(error)
+        self._after_schedule(scheduler_output)
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
         """Take the drafts that the worker made."""
@@ -58,17 +60,17 @@ class SteersmanScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not t
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Process what a step brought."""
-        hook, sampled = self._hook, None
+        hook, step = self._hook, None
         if hook is not None:
             try:
-                sampled = hook.returned(scheduler_output, model_runner_output)
+                step = hook.returned(self, scheduler_output, model_runner_output)
             except Exception as error:
                 self._drop_hook(error)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         hook = self._hook
-        if hook is not None and sampled is not None:
+        if hook is not None and step is not None:
             try:
-                hook.processed(self, scheduler_output, model_runner_output, sampled)
+                hook.processed(self, step)
             except Exception as error:
                 self._drop_hook(error)
         return outputs

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from steersman_engine.adapters.vllm.draft_timer import SWITCH
 from steersman_engine.fallback import default_state_dir
 from steersman_engine.transport import check_endpoint, default_endpoint
 from steersman_policies.policy import did_you_mean
@@ -26,8 +27,11 @@ INSECURE = "STEERSMAN_INSECURE"
 REACHABLE_K = "STEERSMAN_REACHABLE_K"
 
 NAMES = (ENGINE_ID, SIDECAR, STATE_DIR, STRICT, INSECURE, REACHABLE_K)
-ELSEWHERE = ("STEERSMAN_DRAFT_TIMER", "STEERSMAN_TRACEBACK")
+ELSEWHERE = (SWITCH, "STEERSMAN_TRACEBACK")
 """Read by the draft timer and by the command line."""
+
+_SERVICE_LINK = re.compile(r"STEERSMAN_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT(_\w+)?)")
+"""What Kubernetes puts into every container beside a Service whose name begins with ours."""
 
 DEFAULT_ENGINE_ID = "vllm-0"
 
@@ -67,9 +71,10 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     """
     for name in sorted(environment):
         ours = name.startswith(PREFIX) and not name.startswith(SIDECAR_PREFIX)
-        if ours and name not in NAMES and name not in ELSEWHERE:
+        if ours and name not in NAMES and name not in ELSEWHERE and not _SERVICE_LINK.fullmatch(name):
             raise ValueError(f"{name}: unknown{did_you_mean(name, NAMES)}; known: {', '.join(NAMES)}")
     insecure = _flag(environment, INSECURE)
+    _flag(environment, SWITCH)
     given_k = environment.get(REACHABLE_K)
     return Settings(
         sidecar=_sidecar(environment, insecure),
@@ -123,19 +128,19 @@ def _engine_id(environment: Mapping[str, str]) -> str:
 
 def _sidecar(environment: Mapping[str, str], insecure: bool) -> str:
     given = environment.get(SIDECAR)
-    if given is None:
-        return default_endpoint(environment)
     try:
-        check_endpoint(given, insecure=insecure)
-    except ValueError as error:
+        endpoint = default_endpoint(environment) if given is None else given
+        check_endpoint(endpoint, insecure=insecure)
+    except (OSError, ValueError) as error:
         raise ValueError(f"{SIDECAR}: {error}") from None
-    return given
+    return endpoint
 
 
 def _state_dir(environment: Mapping[str, str]) -> Path:
     given = environment.get(STATE_DIR)
-    if given is None:
-        return default_state_dir(environment)
-    if not given:
+    if given == "":
         raise ValueError(f"{STATE_DIR}: is empty; allowed is the path of a folder")
-    return Path(given).expanduser()
+    try:
+        return default_state_dir(environment) if given is None else Path(given).expanduser()
+    except RuntimeError as error:  # there is no home
+        raise ValueError(f"{STATE_DIR}: {given or 'not set'}: {error}") from None

@@ -13,13 +13,15 @@ OVERRIDDEN = (
     "__init__",
     "schedule",
     "_update_after_schedule",
+    "_update_request_with_output",
     "update_from_output",
     "update_draft_token_ids",
     "add_request",
     "_free_request",
     "shutdown",
 )
-"""What `SteersmanScheduler` overrides. vLLM declares some of them twice: in both of its schedulers."""
+"""What `SteersmanScheduler` overrides or chooses between. vLLM declares some of them twice: in both of its
+schedulers."""
 
 EXPECTED: Mapping[str, Mapping[str, str]] = {
     "0.32.0": {
@@ -41,6 +43,11 @@ EXPECTED: Mapping[str, Mapping[str, str]] = {
         ),
         "Scheduler._update_after_schedule": (
             "(self, scheduler_output: vllm.v1.core.sched.output.SchedulerOutput) -> None"
+        ),
+        **dict.fromkeys(
+            ("AsyncScheduler._update_request_with_output", "Scheduler._update_request_with_output"),
+            "(self, request: vllm.v1.request.Request, new_token_ids: list[int],"
+            " is_stale: bool = False) -> tuple[list[int], bool]",
         ),
         "Scheduler.update_from_output": (
             "(self, scheduler_output: vllm.v1.core.sched.output.SchedulerOutput,"

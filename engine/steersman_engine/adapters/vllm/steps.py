@@ -4,7 +4,7 @@ vLLM describes a step in objects that it makes afresh every time, so a reference
 engine's thread adds only what will have changed when the other thread looks: lengths and stamps.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from msgspec import Struct
@@ -34,33 +34,48 @@ class Proposed(Struct, frozen=True, gc=False):
     drafts: Sequence[Sequence[int]]
 
 
-class Step(Struct, frozen=True, gc=False):
-    """A step whose output vLLM has processed."""
+class Step(Struct, gc=False):
+    """A step from its scheduling on; complete, and handed over, when vLLM has processed its output."""
 
     number: int
     output: Any
     """vLLM's `SchedulerOutput`."""
-    index: dict[str, int]
-    """Where a request stands in `sampled` and `kept`."""
-    sampled: Sequence[int]
-    """Tokens that came back for each request."""
-    kept: Sequence[int]
-    """The same after vLLM has cut them at a stop."""
     decision: Decision
     decode_requests: int
     """Requests that were to be drafted for in this step."""
     prefill_tokens: int
     proposed: Proposed | None
     """What this step could verify; None where drafts stay in the worker."""
-    stale: Collection[str]
-    """Requests that were preempted while this step ran: what came back for them counts for nothing."""
-    started_s: float
-    draft_s: float
-    verify_s: float
-    other_s: float
-    ended_s: float
     waiting: int
-    kv_used_fraction: float
+    began_s: float
+    """When vLLM began to schedule it."""
+    scheduled_s: float
+    interrupted: Collection[str] = ()
+    """Requests that were preempted while this step ran."""
+    discarded: Collection[str] = ()
+    """Requests for which vLLM threw away what the step brought."""
+    index: Mapping[str, int] = {}
+    """Where a request stands in `sampled` and `tokens`."""
+    sampled: Sequence[int] = ()
+    """Tokens that came back for each request."""
+    tokens: Sequence[Sequence[int]] = ()
+    """The same tokens, which vLLM has cut at a stop by the time the step is handed over."""
+    before_s: float = 0.0
+    """When the output before this one came back."""
+    returned_s: float = 0.0
+    measured_draft_s: float = 0.0
+    """0 where nobody measures it."""
+    follows_work: bool = False
+    """Whether the engine had anything to do when the output before this one had been processed."""
+
+    def seconds(self) -> tuple[float, float, float, float]:
+        """Start, and seconds of drafting, of verifying and of everything else."""
+        started_s = self.before_s if self.follows_work else self.began_s
+        # Steps may overlap in the worker: one begins when the one before it has come back.
+        executed_s = self.returned_s - max(self.scheduled_s, self.before_s)
+        draft_s = min(self.measured_draft_s, executed_s)
+        other_s = max(0.0, self.returned_s - started_s - executed_s)
+        return started_s, draft_s, executed_s - draft_s, other_s
 
 
 class Ended(Struct, frozen=True, gc=False):
@@ -115,10 +130,12 @@ class _Columns:
 class StepReader:
     """Makes records of what was handed over, in order. Belongs to the link's thread.
 
-    `failed` is told of the first thing that is not as expected; from then on nothing is read.
+    `kv_used` is the fraction of the KV cache in use, asked when a step is read. `failed` is told of the
+    first thing that is not as expected; from then on nothing is read.
     """
 
-    def __init__(self, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, kv_used: Callable[[], float], failed: Callable[[Exception], None]) -> None:
+        self._kv_used = kv_used
         self._failed = failed
         self._requests: dict[str, _Request] = {}
         self._admitted = 0
@@ -147,14 +164,15 @@ class StepReader:
             for request in self._requests.values():
                 request.commanded_k = None
         self._last_step = step.number
-        columns, first_tokens = self._columns(step)
+        started_s, draft_s, verify_s, other_s = step.seconds()
+        columns, first_tokens = self._columns(step, started_s)
         depth = max(step.decision.proposal_length.values(), default=0)
         return StepRows(
             step=step.number,
-            started_s=step.started_s,
-            draft_s=step.draft_s,
-            verify_s=step.verify_s,
-            other_s=step.other_s,
+            started_s=started_s,
+            draft_s=draft_s,
+            verify_s=verify_s,
+            other_s=other_s,
             segments=columns.segments,
             context_tokens=columns.context_tokens,
             commanded_k=columns.commanded_k,
@@ -166,13 +184,13 @@ class StepReader:
             first_tokens=first_tokens,
             requests_drafting=step.decode_requests if depth else 0,
             waiting=step.waiting,
-            kv_used_fraction=step.kv_used_fraction,
+            kv_used_fraction=self._kv_used(),
             decision=step.decision,
             warm_up=step.number < WARM_UP_STEPS,
             preemption=bool(step.output.preempted_req_ids),
         )
 
-    def _columns(self, step: Step) -> tuple[_Columns, int]:
+    def _columns(self, step: Step, started_s: float) -> tuple[_Columns, int]:
         """The decode requests, and the number of tokens of those that were still in prefill."""
         output, first_tokens, columns = step.output, 0, _Columns()
         contexts = decode_contexts(output)
@@ -185,14 +203,12 @@ class StepReader:
                 continue  # it was aborted while the step ran
             segment = request.admitted.segment
             if request.scheduled_s is None:
-                request.scheduled_s = step.started_s
+                request.scheduled_s = started_s
             sampled = step.sampled[at] if step.sampled else 0
-            kept = step.kept[at] if step.kept else 0
+            kept = len(step.tokens[at]) if step.tokens else 0
             scheduled = len(drafts.get(request_id, ()))
-            if kept and request.first_s is None:
-                request.first_s = step.ended_s
-            if request_id in step.stale:
-                pass
+            if request_id in step.discarded:
+                kept = 0
             elif request_id not in contexts or tokens != 1 + scheduled:
                 first_tokens += kept
             else:
@@ -201,6 +217,8 @@ class StepReader:
                 columns.segments.append(segment)
                 columns.context_tokens.append(contexts[request_id])
                 columns.committed.append(kept)
+            if kept and request.first_s is None:
+                request.first_s = step.returned_s
             request.commanded_k = lengths.get(segment, 0)
         return columns, first_tokens
 

@@ -76,9 +76,7 @@ def hooked(steps_s: list[float]) -> Hooked:
 
 def idle(hook: Any) -> Any:
     """A hook with the same methods that does nothing: what the measuring itself takes."""
-    made = type("Idle", (), dict.fromkeys(methods(hook), staticmethod(_nothing)))()
-    made.is_async = hook.is_async
-    return made
+    return type("Idle", (), dict.fromkeys(methods(hook), staticmethod(_nothing)))()
 
 
 def looping(hook: Any) -> Any:

@@ -105,12 +105,11 @@ class _Trial:
             clock=self.clock,
             transport=self.peer,
             epoch=1,
-            read=StepReader(self.faults.append),
+            read=StepReader(driven.scheduler.get_kv_cache_usage, self.faults.append),
         )
         self.hook = Hook(
             self.link,
             clamp=clamp,
-            is_async=driven.is_async,
             reachable_k=hello.reachable_k,
             clock=self.clock,
         )
