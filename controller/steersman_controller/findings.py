@@ -131,7 +131,11 @@ def _rows(look: Look) -> Finding:
     if any(look.grown(prefix + reason) for reason in refused if reason != "segment"):
         advice = "what this engine says contradicts itself: pause it, and report the reasons"
         return _found(look, "rows", "problem", text, advice)
-    advice = "at most 16 segments live at once: use fewer tags" if "segment" in refused else ""
+    advice = (
+        "an engine keeps the first 16 segment names that it sees: use fewer tags"
+        if "segment" in refused
+        else ""
+    )
     return _found(look, "rows", "note", text, advice)
 
 

@@ -109,6 +109,9 @@ def test_each_method_gets_its_own_keys(launch: Launch, expected: dict[str, Any])
         (Launch("m", method="mtp", prompt_lookup_max=3), "--method mtp has none"),
         (Launch("m", prompt_lookup_min=5, prompt_lookup_max=3), "--prompt-lookup-min: 5"),
         (Launch("m", k="2,4"), "--k: '2,4' lacks 0"),
+        (Launch("m", dtype="bflot16"), "--dtype: 'bflot16', did you mean 'bfloat16'"),
+        (Launch("m", method="eagle", draft_model=" "), "--draft-model: ' '; allowed are a local folder"),
+        (Launch("m", method="eagle", draft_model="--foo"), "--draft-model: '--foo'"),
         (Launch("m", k="0,4", k_max=8), "--k-max: 8, but the largest of --k is 4"),
         (Launch("m", max_num_seqs=4), "--k 0,3,5,8 or --max-num-seqs 9"),
         (Launch("m", max_num_seqs=1), "raise it to 9"),
@@ -169,6 +172,9 @@ def test_latent_attention_keeps_one_vector(tmp_path: Path) -> None:
         ({"mamba_d_state": 16}, "mamba_d_state"),
         ({"kv_lora_rank": 64, "model_type": "novel"}, "latent attention of 'novel'"),
         ({"num_hidden_layers": None}, "num_hidden_layers"),
+        ({"layer_types": 7}, "layer_types: 7"),
+        ({"layer_types": [["a"], 1]}, "layer_types"),
+        ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
     ],
 )
 def test_what_cannot_be_computed_is_not_guessed(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
@@ -269,3 +275,20 @@ def test_the_verb_prints_lines_to_paste_and_one_line_for_a_mistake(tmp_path: Pat
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.startswith("steersman: --method: 'suffix'")
     assert wrong.stderr.count("\n") == 1
+
+
+def test_a_vocabulary_of_unknown_size_leaves_the_other_costs(tmp_path: Path) -> None:
+    """A model may describe its language part where nobody expects it."""
+    launch = Launch(saved(tmp_path, LLAMA | {"vocab_size": None}))
+    found = costs(launch)
+    assert found is not None
+    assert (found.logits_bytes, found.logits_bytes_extra) == (None, None)
+    assert found.kv_bytes_per_token
+    assert any("vocab_size" in line for line in cost_lines(launch, found))
+
+
+def test_what_is_neither_folder_nor_hub_id_is_refused() -> None:
+    """An empty name would be this very folder, and a dash an option of vLLM's."""
+    for name in ("", " ", "--foo"):
+        with pytest.raises(ValueError, match="MODEL: "):
+            costs(Launch(name))

@@ -132,6 +132,9 @@ def test_adaptive_verification_leaves_only_the_depth() -> None:
         ({"runner": "v2"}, True),
         ({"is_async": True}, False),
         ({"method": "eagle3"}, True),
+        ({"device": "NVIDIA H200"}, True),
+        ({"tensor_parallel": 2}, True),
+        ({"pipeline_parallel": 2}, True),
         ({"runner": "v2", "method": "draft_model", "is_async": True}, False),
     ],
 )

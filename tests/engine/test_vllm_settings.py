@@ -49,6 +49,10 @@ def test_every_variable_is_read() -> None:
         ("STEERSMAN_STATE_DIR", "", "STEERSMAN_STATE_DIR"),
         ("STEERSMAN_SIDECAR", "tcp://10.0.0.7:5557", "STEERSMAN_SIDECAR: .*another machine"),
         ("STEERSMAN_SIDECAR", "", "STEERSMAN_SIDECAR"),
+        ("STEERSMAN_SIDECAR", "tcp://no such host:1", "STEERSMAN_SIDECAR: .*'tcp://no such host:1'"),
+        ("STEERSMAN_STATE_DIR", "~nobody-of-this-name/x", "STEERSMAN_STATE_DIR: ~nobody"),
+        ("STEERSMAN_DRAFT_TIMER", "on", "STEERSMAN_DRAFT_TIMER: 'on'; allowed are 0 and 1"),
+        ("STEERSMAN_SERVICE", "1", "STEERSMAN_SERVICE: unknown"),
         ("STEERSMAN_REACHABLE_K", "2,4", "STEERSMAN_REACHABLE_K: '2,4' lacks 0"),
         ("STEERSMAN_REACHABLE_K", "0", "leaves nothing to steer"),
         ("STEERSMAN_REACHABLE_K", "", "allowed are numbers from 0 to 64"),
@@ -65,11 +69,16 @@ def test_a_wrong_value_is_named(name: str, value: str, message: str) -> None:
 
 
 def test_other_peoples_variables_are_left_alone() -> None:
-    """Settings of the sidecar, of the draft timer and of the command line are not for the adapter."""
+    """Of the sidecar, the draft timer and the command line, and of a Kubernetes Service with our name."""
     others = {
         "STEERSMAN__CONTROLLER__MODE": "steer",
         "STEERSMAN_TRACEBACK": "1",
         "STEERSMAN_DRAFT_TIMER": "1",
+        "STEERSMAN_SERVICE_HOST": "10.0.0.1",
+        "STEERSMAN_SERVICE_PORT_METRICS": "9090",
+        "STEERSMAN_PORT": "tcp://10.0.0.1:5557",
+        "STEERSMAN_PORT_5557_TCP_ADDR": "10.0.0.1",
+        "STEERSMAN_SIDECAR_PORT_5557_TCP": "tcp://10.0.0.1:5557",
     }
     assert read_settings(HERE | others) == read_settings(HERE)
 
@@ -83,3 +92,11 @@ def test_only_later_ranks_get_a_name_of_their_own() -> None:
 def test_k_are_sorted_and_unique() -> None:
     """The order in which K are given does not matter."""
     assert parse_k(" 8,0,2, 2", "--k") == (0, 2, 8)
+
+
+def test_a_runtime_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """It belongs to somebody else after `su`; a relative one is not valid and not used."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=f"STEERSMAN_SIDECAR: .*{tmp_path}/file"):
+        read_settings({"XDG_RUNTIME_DIR": str(tmp_path / "file")})
+    assert default_endpoint({"XDG_RUNTIME_DIR": "relative"}) == default_endpoint({})

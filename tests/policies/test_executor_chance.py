@@ -59,11 +59,14 @@ def steered(plan: Plan = PLAN, lease_s: float = 1.0) -> Executor:
     return executor
 
 
-def outcomes(plan: Plan, situation: Load, steps: int) -> tuple[Counter[Any], dict[Any, set[float]]]:
+def outcomes(
+    plan: Plan, situation: Load, steps: int, per_request_k: bool = True
+) -> tuple[Counter[Any], dict[Any, set[float]]]:
     """How often each decision comes, and the probabilities that were logged for it."""
     seen: Counter[Any] = Counter()
     logged: dict[Any, set[float]] = {}
     executor = steered(plan, lease_s=1e9)
+    executor.hello = msgspec.structs.replace(executor.hello, per_request_k=per_request_k)
     for step in range(steps):
         decision = executor.decide(msgspec.structs.replace(situation, step=step), 0.0)
         key = tuple(decision.proposal_length.items())
@@ -75,13 +78,16 @@ def outcomes(plan: Plan, situation: Load, steps: int) -> tuple[Counter[Any], dic
 @pytest.mark.parametrize("epsilon", [0.05, 0.3, 1.0])
 @pytest.mark.parametrize("k_set", [(0, 4), (0, 3, 6), (6,), (1, 1, 2), (3,)])
 @pytest.mark.parametrize("segments", [{"code": 1}, {"code": 1, "chat": 1}])
+@pytest.mark.parametrize("per_request_k", [True, False])
 def test_logged_probabilities_are_those_of_the_decisions(
-    epsilon: float, k_set: tuple[int, ...], segments: dict[str, int]
+    epsilon: float, k_set: tuple[int, ...], segments: dict[str, int], per_request_k: bool
 ) -> None:
     """One probability per decision, they sum to 1, and the frequencies agree with them."""
     plan = change(PLAN, explore=Explore(7, epsilon, k_set))
     number = 20_000
-    seen, logged = outcomes(plan, load(decode_requests=segments), number)
+    seen, logged = outcomes(plan, load(decode_requests=segments), number, per_request_k)
+    if not per_request_k:
+        assert all(len({k for _, k in key}) == 1 for key in seen)
     assert all(len(probabilities) == 1 for probabilities in logged.values())
     probability = {key: next(iter(values)) for key, values in logged.items()}
     assert sum(probability.values()) == pytest.approx(1.0)
@@ -263,3 +269,32 @@ def test_two_threads_never_see_half_a_plan() -> None:
         assert len(values) == 1
         if decision.plan_id:
             assert values == {decision.plan_id % 7}
+
+
+def test_an_engine_with_one_k_a_step_gets_the_longest_of_the_segments_present() -> None:
+    """In steering, during a dwell, and in what shadow would have done."""
+    plan = change(
+        PLAN,
+        batch_edges=(),
+        context_edges=(),
+        proposal_length={"unknown": ((2,),), "code": ((6,),), "chat": ((0,),)},
+        prefill_proposal_length={},
+        deficit_proposal_length={},
+        fallback=(0,),
+        explore=None,
+        dwell=Dwell(steps=10, seconds=0.0, lower_steps=10),
+    )
+    executor = steered(plan, lease_s=1e9)
+    executor.hello = msgspec.structs.replace(executor.hello, per_request_k=False)
+
+    def decided(step: int, **requests: int) -> dict[str, int]:
+        return executor.decide(load(step, decode_requests=requests), 0.0).proposal_length
+
+    assert decided(0, chat=3) == {"chat": 0}
+    assert decided(20, chat=3, code=1) == {"chat": 6, "code": 6}
+    assert decided(21, chat=3, other=1) == {"chat": 6, "other": 6}
+    assert decided(60, chat=3, other=1) == {"chat": 2, "other": 2}
+    executor.adopt(change(plan, mode="shadow", plan_id=plan.plan_id + 1))
+    executor.renew(Lease(plan_id=plan.plan_id + 1), 0.0)
+    decision = executor.decide(load(61, decode_requests={"chat": 3, "code": 1}), 0.5)
+    assert decision.would_be == {"chat": 6, "code": 6}

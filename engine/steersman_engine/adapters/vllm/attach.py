@@ -22,6 +22,8 @@ def attach(scheduler: Any, logger: Logger) -> Hook:
     Raises ValueError, and so keeps vLLM from starting, for settings that are wrong and, where they say
     strict, for a launch that could not be steered.
     """
+    if getattr(scheduler.vllm_config, "diffusion_config", None) is not None:
+        raise ValueError("a diffusion model needs the scheduler of its own: start without --scheduler-cls")
     settings = read_settings(os.environ)
     facts = read_facts(scheduler.vllm_config, scheduler)
     verdict = judge(facts, settings)
