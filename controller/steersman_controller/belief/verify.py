@@ -1,10 +1,13 @@
 """Seconds of the target's forward, learned online.
 
-A piecewise-linear curve over the tokens in the forward (knots at powers of two) plus linear terms for
-the context that is read, the requests in the batch and the prefill among the tokens. The curve is
-expressed as a ratio to a physics shape (a constant for the weights, a slope for the arithmetic): where
-nothing was measured the ratio of the neighbours continues, so early predictions are finite and
-monotone and gaps interpolate sensibly.
+A piecewise-linear curve over the tokens in the forward (a knot at each small number of them, then at
+powers of two and half way between) plus linear terms for the context that is read, the requests in the
+batch and the prefill among the tokens. The curve is expressed as a ratio to a physics shape (a constant
+for the weights, a slope for the arithmetic): where nothing was measured the ratio of the neighbours
+continues, so early predictions are finite and monotone and gaps interpolate sensibly.
+
+What was measured need not be monotone: on a CPU five tokens can take less than one, which goes through
+another kernel. Held monotone, the curve would have hidden the cheapest proposals there.
 
 Evidence is kept per interval between two knots and forgotten only where new evidence arrives: an hour
 at batch 64 does not wash out what was learned at batch 1.
@@ -22,6 +25,9 @@ from steersman_controller.belief.fit import Matrix, Residuals, learn, solve_non_
 
 ASSUMED_S = 0.02
 """A forward over one token, before anything was seen."""
+
+SINGLE_TOKENS = 16
+"""Up to here each number of tokens has a knot of its own: a few requests with their drafts."""
 
 KNEE_TOKENS = 32.0
 """The physics shape doubles from 1 token to about this many: between a CPU and a large GPU."""
@@ -62,9 +68,9 @@ class VerifyCost:
     """Learns from one forward at a time; `solve` makes what was added count."""
 
     def __init__(self, largest_tokens: int) -> None:
-        knots = [1]
+        knots = list(range(1, SINGLE_TOKENS + 1))
         while knots[-1] < max(largest_tokens, 1024):
-            knots.append(knots[-1] * 2)
+            knots += [knots[-1] * 3 // 2, knots[-1] * 2]
         intervals = len(knots) - 1
         self.shape = [(KNEE_TOKENS + knot) / (KNEE_TOKENS + 1.0) for knot in knots]
         width = 2 + TERMS + 1
@@ -108,8 +114,7 @@ class VerifyCost:
         normal, wanted = gram[:-1, :-1] + _prior(knots), gram[:-1, -1].copy()
         wanted[0] += LEVEL
         solution = solve_non_negative(normal, wanted, (knots, knots + 1))
-        curve = monotone(solution[:knots] * self.shape, np.diag(gram)[:knots] + ROUGHNESS)
-        state.ratios = np.maximum(curve / self.shape, 1e-3).tolist()
+        state.ratios = np.maximum(solution[:knots], 1e-3).tolist()
         state.terms = solution[knots:].tolist()
         self._fade(FADE)
 
@@ -151,23 +156,6 @@ class VerifyCost:
         curve = row[0] * state.ratios[interval] + row[1] * state.ratios[interval + 1]
         terms = sum(x * c for x, c in zip(row[2:], state.terms, strict=True))
         return max(curve + terms, 0.05 * curve)
-
-
-def monotone(values: Matrix, weights: Matrix) -> Matrix:
-    """The closest non-decreasing sequence (pool adjacent violators).
-
-    >>> monotone(np.array([1.0, 3.0, 2.0, 4.0]), np.ones(4)).tolist()
-    [1.0, 2.5, 2.5, 4.0]
-    """
-    pools: list[tuple[float, float, int]] = []
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        pool = (value, weight, 1)
-        while pools and pools[-1][0] > pool[0]:
-            mean, mass, count = pools.pop()
-            total = mass + pool[1]
-            pool = ((mean * mass + pool[0] * pool[1]) / total, total, count + pool[2])
-        pools.append(pool)
-    return np.array([mean for mean, _, count in pools for _ in range(count)])
 
 
 def _prior(knots: int) -> Matrix:
