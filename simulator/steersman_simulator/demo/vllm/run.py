@@ -32,6 +32,10 @@ from steersman_simulator.demo.vllm.sweep import Point, sweep, tuned_table
 
 DEFAULT_ROUNDS = 5
 
+PASSES = 2
+"""Through the workload in each arm. A burst ends with a few slow requests alone, faster ones being through:
+the shorter the burst, the more of it is that end, which a server under lasting load never sees."""
+
 QUIET_SHARE = 0.11
 """Of the requests, in each quiet phase: a ratio of that phase alone needs some hundred tokens a round."""
 
@@ -110,7 +114,7 @@ def run_live(settings: Settings, view: View) -> Live:
         table = tuned_table(measured, steered.max_batch)
         for launch in (OFF, STATIC, tuned(table)):
             stacks[launch.engine_id] = _unsteered(servers, launch, settings, children, view)
-        items = settings.workload.split.arms
+        items = settings.workload.split.arms * PASSES
         schedule = make_schedule(items, pace, quiet_share=QUIET_SHARE, slack=SLACK)
         spans = []
         for number, arm in running_order(settings.rounds, ARMS):
