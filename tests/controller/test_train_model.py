@@ -116,25 +116,23 @@ def test_physics_without_buckets_is_monotone_in_time() -> None:
 def test_a_ceiling_on_concurrency_is_found_and_only_where_there_is_one() -> None:
     """Time that stops growing at 48 requests shows as a ceiling; the batch size beyond is then predicted."""
     limited = measured(truth.rows(ceiling=48.0))
-    model = fit_physics(limited, jumps=False, ceilings=True)
+    model = fit_physics(limited, jumps=False)
     assert model.ceiling is not None
     assert 32.0 < model.ceiling <= 64.0
     asked = shapes(np.full(6, 256.0), np.arange(6.0))
     assert model.seconds(asked) * 1e3 == pytest.approx([truth.true_ms(48, k) for k in range(6)], rel=0.05)
-    assert fit_physics(measured(truth.rows()), jumps=False, ceilings=True).ceiling is None
-    found = select(limited, PHYSICS)
-    assert found.candidate.endswith("ceiling")
+    assert fit_physics(measured(truth.rows()), jumps=False).ceiling is None
 
 
 def test_measured_parts_decide_what_is_drafting() -> None:
     """Where drafting was timed apart, the draft table says what was measured, not what the sum suggests."""
     cells = measured(truth.rows(noise=0.0))
     apart = replace(cells, draft_s=np.where(cells.k > 0, 0.25 * cells.seconds, np.nan))
-    model = fit_physics(apart, jumps=False, ceilings=False)
+    model = fit_physics(apart, jumps=False)
     drafting = apart.k > 0
     predicted = model.part_s(apart, "draft")[drafting]
     assert np.abs(predicted / apart.draft_s[drafting] - 1.0).mean() < 0.25
-    whole = fit_physics(cells, jumps=False, ceilings=False).part_s(cells, "draft")[drafting]
+    whole = fit_physics(cells, jumps=False).part_s(cells, "draft")[drafting]
     assert np.abs(whole / apart.draft_s[drafting] - 1.0).mean() > 0.25
 
 

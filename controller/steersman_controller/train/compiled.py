@@ -90,9 +90,7 @@ def _projected(model: Model, cells: Cells) -> PhysicsModel:
     """The sum of physical terms closest to the model where there is evidence."""
     seconds = np.tile(model.seconds(cells)[:, None], (1, len(QUANTILES)))
     unknown = np.full(len(cells), np.nan)
-    return fit_physics(
-        replace(cells, quantiles_s=seconds, draft_s=unknown, verify_s=unknown), jumps=True, ceilings=False
-    )
+    return fit_physics(replace(cells, quantiles_s=seconds, draft_s=unknown, verify_s=unknown), jumps=True)
 
 
 def _step_cost(model: PhysicsModel, cells: Cells, ks: tuple[int, ...], relative_error: float) -> StepCost:

@@ -72,10 +72,8 @@ class AffineModel:
 
 
 CANDIDATES: dict[str, Fit] = {
-    "physics": partial(fit_physics, jumps=False, ceilings=False),
-    "physics, ceiling": partial(fit_physics, jumps=False, ceilings=True),
-    "physics, jumps": partial(fit_physics, jumps=True, ceilings=False),
-    "physics, jumps, ceiling": partial(fit_physics, jumps=True, ceilings=True),
+    "physics": partial(fit_physics, jumps=False),
+    "physics, jumps": partial(fit_physics, jumps=True),
     "boosting": BoostedModel,
 }
 """By name, the simplest first: it wins ties."""

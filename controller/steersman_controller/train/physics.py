@@ -35,7 +35,7 @@ SEEN_STEPS = 10.0
 """A cell with so many steps counts half as much as one with very many."""
 
 CEILING_STEPS = 12
-CEILING_GAIN = 0.8
+CEILING_GAIN = 0.5
 """A ceiling is believed if it leaves at most this much of the squared error."""
 
 Part: TypeAlias = Literal["verify", "draft"]
@@ -86,15 +86,13 @@ class PhysicsModel(Struct, frozen=True):
         return tuple(sorted(found))
 
 
-def fit_physics(cells: Cells, *, jumps: bool, ceilings: bool) -> PhysicsModel:
+def fit_physics(cells: Cells, *, jumps: bool) -> PhysicsModel:
     """The model with the smallest squared *relative* error. Needs at least one cell.
 
-    `jumps`: the curve may jump up at `EDGES`; `ceilings`: fewer requests may run than are there.
+    `jumps`: the curve may jump up at `EDGES`.
     Where `draft_s` is known of all drafting cells, drafting is fitted to it and the rest to what remains.
     """
     terms = _terms(cells, jumps)
-    if not ceilings:
-        return _fit(cells, terms, None, None)[0]
     smooth = tuple(term for term in terms if not term.startswith(("jump", "bucket")))
     loaded = _best_ceiling(cells, smooth, cells.loaded, lambda at: (at, None))
     bare = _best_ceiling(cells, smooth, ~cells.loaded, lambda at: (loaded, at))
