@@ -15,8 +15,9 @@ from msgspec import Struct
 from steersman_controller.train.cells import Cells, shapes
 from steersman_controller.train.models import Model
 from steersman_controller.train.physics import PhysicsModel
+from steersman_controller.train.reduction import Group
 from steersman_controller.train.selection import Selected
-from steersman_controller.train.step_times import SERVED, Group, Source, agrees, load_rows, mapped
+from steersman_controller.train.step_times import SERVED, Source, agrees, load_rows, mapped
 from steersman_controller.train.survival import Survival, parse_survival
 from steersman_controller.train.table_file import TableFile, database
 

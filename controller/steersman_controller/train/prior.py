@@ -51,6 +51,11 @@ def prior_cells(
     return found
 
 
+def nobody_measured(cells: Cells) -> Cells:
+    """The same cells with no step behind them: what the tables say about their evidence."""
+    return replace(cells, steps=np.zeros(len(cells)))
+
+
 def with_prior(prior: Cells) -> dict[str, Fit]:
     """The candidates, and each physical one again with the prior's shape behind the evidence."""
 

@@ -1,16 +1,35 @@
 """Step times and acceptance out of a recording of a live engine."""
 
+from array import array
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from typing import TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from msgspec import Struct
 
 from steersman_controller.trace.recording import Recording, read_recording
-from steersman_controller.train.cells import QUANTILES, Cells
-from steersman_controller.train.step_times import BINS_PER_OCTAVE, Group
+from steersman_controller.train.cells import Cells
+from steersman_controller.train.reduction import Group, reduced
+from steersman_controller.train.table_file import database
 from steersman_policies.messages import Fingerprint, StepReport
+
+COLUMNS: dict[str, Callable[[StepReport], float]] = {
+    "batch_size": lambda step: step.decode_requests,
+    "num_draft_tokens": lambda step: step.drafting_depth,
+    "context_tokens": lambda step: step.context_tokens,
+    "prefill_tokens": lambda step: step.prefill_tokens,
+    "target_tokens": lambda step: step.target_tokens,
+    "step_ms": lambda step: 1e3 * step.busy_s,
+    "draft_ms": lambda step: 1e3 * step.draft_s,
+    "verify_ms": lambda step: 1e3 * step.verify_s,
+}
+"""Our columns of step times, as a step report says them."""
+
+Counts: TypeAlias = dict[str, dict[int, int]]
+"""By segment and position."""
 
 LEAST_REACHED = 30
 """A position that was reached less often has no acceptance of its own."""
@@ -34,71 +53,42 @@ class Recorded(Struct, frozen=True):
 def read_recorded(path: Path) -> Recorded:
     """Cells by engine. Raises ValueError where the recording has no step to learn from."""
     recording = read_recording(path)
-    groups: dict[Group, Cells] = {}
-    steps = 0
-    reached: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    accepted: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for engine in recording.engines:
-        usable = [
-            s for s in recording.steps(engine) if s.trains and not s.first_after_switch and s.decode_requests
-        ]
-        usable = [s for s in usable if s.busy_s > 0.0]
-        steps += len(usable)
-        if usable:
-            groups[engine,] = _cells(usable)
-        for step in usable:
-            _count(step, reached, accepted)
-    if not groups:
+    engines = recording.engines
+    columns: dict[str, array[float]] = {name: array("d") for name in (*COLUMNS, "engine")}
+    reached: Counts = defaultdict(lambda: defaultdict(int))
+    accepted: Counts = defaultdict(lambda: defaultdict(int))
+    for index, engine in enumerate(engines):
+        for step in recording.steps(engine):
+            if step.trains and not step.first_after_switch and step.decode_requests and step.busy_s > 0.0:
+                for name, value in COLUMNS.items():
+                    columns[name].append(value(step))
+                columns["engine"].append(index)
+                _count(step, reached, accepted)
+    steps = len(columns["engine"])
+    if not steps:
         raise ValueError(f"{path}: no step in it that a model could learn from")
     return Recorded(
-        recording.path,
-        groups,
-        steps,
-        _acceptance(reached, accepted),
-        _fingerprint(recording),
-        recording.warning,
+        path=recording.path,
+        groups=_groups(columns, engines),
+        steps=steps,
+        acceptance=_acceptance(reached, accepted),
+        fingerprint=_fingerprint(recording),
+        warning=recording.warning,
     )
 
 
-def _cells(steps: list[StepReport]) -> Cells:
-    together: dict[tuple[int, ...], list[StepReport]] = defaultdict(list)
-    for step in steps:
-        tokens, context, prefill = (
-            _bin(value, BINS_PER_OCTAVE[name])
-            for value, name in (
-                (step.target_tokens, "target_tokens"),
-                (step.context_tokens, "context_tokens"),
-                (step.prefill_tokens, "prefill_tokens"),
-            )
+def _groups(columns: Mapping[str, Sequence[float]], engines: list[str]) -> dict[Group, Cells]:
+    table = pa.table({name: np.asarray(column) for name, column in columns.items()})
+    with database() as connection:
+        connection.register("recorded", table)
+        connection.execute(
+            "create temp table steps as select *, cast(cast(engine as int) as varchar) as by0 from recorded"
         )
-        together[step.decode_requests, step.drafting_depth, tokens, context, prefill].append(step)
-    cells = [together[key] for key in sorted(together)]
-
-    def means(name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        return np.array([sum(getattr(s, name) for s in cell) / len(cell) for cell in cells], dtype=np.float64)
-
-    def medians(name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        return np.array([median(getattr(s, name) for s in cell) for cell in cells], dtype=np.float64)
-
-    return Cells(
-        batch=means("decode_requests"),
-        k=means("drafting_depth"),
-        tokens=means("target_tokens"),
-        context=means("context_tokens"),
-        prefill=means("prefill_tokens"),
-        loaded=np.ones(len(cells), dtype=np.bool_),
-        steps=np.array([len(cell) for cell in cells], dtype=np.float64),
-        quantiles_s=np.array([np.quantile([s.busy_s for s in cell], QUANTILES) for cell in cells]),
-        draft_s=medians("draft_s"),
-        verify_s=medians("verify_s"),
-    )
+        found = reduced(connection, 1, COLUMNS)
+    return {(engines[int(group[0])],): cells for group, cells in found.items()}
 
 
-def _bin(value: int, per_octave: int) -> int:
-    return int(per_octave * np.log2(value)) if value > 0 else -1
-
-
-def _count(step: StepReport, reached: dict[str, dict[int, int]], accepted: dict[str, dict[int, int]]) -> None:
+def _count(step: StepReport, reached: Counts, accepted: Counts) -> None:
     """Positions that were not verified are missing, not zero."""
     for group in step.groups:
         for drafted, kept, count in group.outcomes:
@@ -107,9 +97,7 @@ def _count(step: StepReport, reached: dict[str, dict[int, int]], accepted: dict[
                 accepted[group.segment][position] += count if position <= kept else 0
 
 
-def _acceptance(
-    reached: dict[str, dict[int, int]], accepted: dict[str, dict[int, int]]
-) -> dict[str, tuple[float, ...]]:
+def _acceptance(reached: Counts, accepted: Counts) -> dict[str, tuple[float, ...]]:
     found = {}
     for segment, positions in sorted(reached.items()):
         shares = []

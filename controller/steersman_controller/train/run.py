@@ -28,12 +28,13 @@ from steersman_controller.train.devices import device
 from steersman_controller.train.model_shape import ModelShape, read_shape
 from steersman_controller.train.models import CANDIDATES, Fit
 from steersman_controller.train.operator_tables import ComposedForward, OperatorTables
-from steersman_controller.train.prior import prior_cells, with_prior
+from steersman_controller.train.prior import nobody_measured, prior_cells, with_prior
 from steersman_controller.train.recorded import read_recorded
+from steersman_controller.train.reduction import Group
 from steersman_controller.train.roofline import Forward, Roofline
 from steersman_controller.train.selection import Selected, select, unscored
 from steersman_controller.train.serving import compare, read_deployments
-from steersman_controller.train.step_times import Group, Source, read_step_times
+from steersman_controller.train.step_times import Source, read_step_times
 from steersman_controller.train.survival import read_acceptance
 from steersman_policies.messages import Fingerprint
 
@@ -104,7 +105,7 @@ def train(request: Request, progress: Progress) -> Trained:
     if not gathered.groups and request.out is None:
         return Trained(None, prior, gathered.warning)
     selected = _selected(gathered, forwards, progress)
-    groups = gathered.groups or {(): _guessed(forwards)}
+    groups = gathered.groups or {(): nobody_measured(_guessed(forwards))}
     tables = {
         g: compile_tables(s.model, groups[g], _relative_error(s, groups[g])) for g, s in selected.items()
     }

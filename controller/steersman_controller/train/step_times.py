@@ -6,27 +6,20 @@ has draft tokens and agrees with it in the other `--by` columns, as `drafter_loa
 is no such group it stays a group of its own.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import duckdb
-import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
-from steersman_controller.train.cells import QUANTILES, Cells, Floats, joined
+from steersman_controller.train.cells import Cells, joined
+from steersman_controller.train.reduction import MEASURED, Group, reduced
 from steersman_controller.train.table_file import Report, TableFile, database, identifier, known, literal
 from steersman_policies.units import K_LIMIT
 
-Group: TypeAlias = tuple[str, ...]
-
 REQUIRED = ("batch_size", "num_draft_tokens", "step_ms")
-MEASURED = ("context_tokens", "prefill_tokens", "target_tokens")
 PARTIAL = ("draft_ms", "verify_ms", "drafter_loaded", "weight")
 """May be empty in some rows: not measured apart, unknown, 1."""
-BINS_PER_OCTAVE = {"context_tokens": 2, "prefill_tokens": 2, "target_tokens": 8}
-"""How finely these are told apart; a cell then carries their mean."""
 SERVED = ("throughput_tok_s", "position_survival")
 """For `--evaluate-choice` only."""
 OURS = (*REQUIRED, *MEASURED, *PARTIAL, *SERVED)
@@ -71,7 +64,7 @@ def read_step_times(source: Source, report: Report | None = None) -> Evidence:
         rows = int(counted[0]) if counted else 0
         if not rows:
             raise ValueError(f"{source.path}: no row" + (" passes --where" if source.where else ""))
-        groups = _groups(connection, len(source.by), theirs)
+        groups = reduced(connection, len(source.by), theirs)
     return Evidence(merged_without_drafter(groups), rows, tuple(theirs))
 
 
@@ -185,74 +178,3 @@ def _bad(ours: str) -> str:
         "step_ms": f" or {ours} = 0",
     }.get(ours, "")
     return f"{ours} is null or {number}{rule}"
-
-
-def _groups(connection: duckdb.DuckDBPyConnection, by: int, theirs: Mapping[str, str]) -> dict[Group, Cells]:
-    """Reduce rows to cells. Context and prefill are binned by half octaves, tokens by eighths."""
-    keys = {f"by{i}": f"by{i}" for i in range(by)}
-    keys |= {name: name for name in ("batch_size", "num_draft_tokens", "drafter_loaded") if name in theirs}
-    keys |= {
-        f"{name}_bin": f"case when {name} > 0 then floor({bins} * log2({name})) else -1 end"
-        for name, bins in BINS_PER_OCTAVE.items()
-        if name in theirs
-    }
-    shown = [f"avg({name}) as {name}" for name in MEASURED if name in theirs]
-    shown += [f"median({name}) as {name}" for name in ("draft_ms", "verify_ms") if name in theirs]
-    rows, aggregates = _weighted(keys.values()) if "weight" in theirs else _plain()
-    selected = [*(f"{expression} as {name}" for name, expression in keys.items()), *shown, *aggregates]
-    ordinals = ", ".join(str(i + 1) for i in range(len(keys)))
-    sql = f"select {', '.join(selected)} from {rows} group by {ordinals} order by {ordinals}"
-    return _split(connection.execute(sql).fetchnumpy(), by)
-
-
-def _plain() -> tuple[str, list[str]]:
-    aggregates = [f"quantile_cont(step_ms, {q}) as q{i}" for i, q in enumerate(QUANTILES)]
-    return "steps", [*aggregates, "count(*) as counted"]
-
-
-def _weighted(keys: Iterable[str]) -> tuple[str, list[str]]:
-    """Quantiles of rows that stand for several steps each: the smallest time with enough weight below it."""
-    partition = ", ".join(keys)
-    rows = (
-        "(select *, sum(coalesce(weight, 1)) over (partition by "
-        f"{partition} order by step_ms rows unbounded preceding) as below, "
-        f"sum(coalesce(weight, 1)) over (partition by {partition}) as total from steps "
-        "where coalesce(weight, 1) > 0)"
-    )
-    quantiles = [f"min(step_ms) filter (where below >= {q} * total) as q{i}" for i, q in enumerate(QUANTILES)]
-    return rows, [*quantiles, "max(total) as counted"]
-
-
-def _split(table: Mapping[str, Any], by: int) -> dict[Group, Cells]:
-    batch, k = _floats(table["batch_size"]), _floats(table["num_draft_tokens"])
-    size = len(batch)
-    zeros, unknown = np.zeros(size), np.full(size, np.nan)
-    prefill = _floats(table.get("prefill_tokens", zeros))
-    measured = table.get("target_tokens")
-    cells = Cells(
-        batch=batch,
-        k=k,
-        tokens=batch * (k + 1.0) + prefill if measured is None else _floats(measured),
-        context=_floats(table.get("context_tokens", zeros)),
-        prefill=prefill,
-        loaded=_loaded(table.get("drafter_loaded"), size),
-        steps=_floats(table["counted"]),
-        quantiles_s=np.stack([_floats(table[f"q{i}"]) for i in range(len(QUANTILES))], axis=1) / 1e3,
-        draft_s=_floats(table.get("draft_ms", unknown)) / 1e3,
-        verify_s=_floats(table.get("verify_ms", unknown)) / 1e3,
-    )
-    tags = [tuple(str(table[f"by{i}"][row]) for i in range(by)) for row in range(size)]
-    return {group: cells.take(np.array([tag == group for tag in tags])) for group in sorted(set(tags))}
-
-
-def _loaded(column: Any, size: int) -> NDArray[np.bool_]:
-    """Unknown means loaded: whoever measured without a drafter says so, or leaves its name empty."""
-    if column is None:
-        return np.ones(size, dtype=np.bool_)
-    values = np.ma.filled(np.ma.asarray(column, dtype=object), None).tolist()
-    return np.array([value is None or bool(value) for value in values])
-
-
-def _floats(column: Any) -> Floats:
-    filled: Floats = np.ma.filled(np.ma.asarray(column, dtype=np.float64), np.nan)
-    return filled
