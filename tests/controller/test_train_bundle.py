@@ -23,6 +23,7 @@ from steersman_controller.train.bundle import (
     read_bundle,
 )
 from steersman_controller.train.cells import shapes
+from steersman_controller.train.crossover import crossover_lines, drafter_loses
 from steersman_policies.messages import Group, Hello, StepReport
 
 Run = Callable[..., int]
@@ -168,6 +169,22 @@ def test_inspect_shows_the_card(made: Path, train_verbs: Run, capsys: pytest.Cap
     assert found["signature"] == ""
     assert np.array(found["groups"][0]["steps_by_batch_and_k"]).sum() == 24
     assert train_verbs("inspect", made, "--plot", made.with_suffix(".docx")) == 2
+
+
+def test_a_drafter_that_takes_too_much_memory_is_shown_to_lose(tmp_path: Path, train_verbs: Run) -> None:
+    """Where more requests fit without the drafter, the crossover says so; at low load it does not."""
+    batches = (*truth.BATCHES, 256)
+    limited = [r for r in truth.rows(ceiling=64.0, batches=batches) if r["num_draft_tokens"]]
+    free = [r for r in truth.rows(batches=batches) if not r["num_draft_tokens"]]
+    steps = [{**r, "drafter": "a"} for r in limited] + [{**r, "drafter": ""} for r in free]
+    out = tmp_path / "bundle.zip"
+    path = truth.write(tmp_path / "a.csv", steps)
+    assert train_verbs("train", "--step-times", path, "--by", "drafter", "--out", out, "--json") == 0
+    bundle = read_bundle(out)
+    loses = drafter_loses(bundle, 0, (0.7,) * 5)[0]
+    assert loses[-1]
+    assert not loses[:4].any()
+    assert any(line.endswith("launched without the drafter") for line in crossover_lines(bundle, 0))
 
 
 def test_a_recording_trains_too(

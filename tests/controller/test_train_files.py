@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import train_truth as truth
 
+from steersman_controller.train import reduction
 from steersman_controller.train.step_times import Source, read_step_times
 
 Run = Callable[..., int]
@@ -192,6 +193,39 @@ def test_many_rows_are_reduced_with_progress(tmp_path: Path) -> None:
     assert heard == sorted(heard)
     one = (columns["batch_size"] == 7) & (columns["num_draft_tokens"] == 2)
     assert cells.steps[(cells.batch == 7) & (cells.k == 2)].sum() == one.sum()
+
+
+@pytest.mark.parametrize("most", [2_000, 400, 100, 1])
+def test_too_many_cells_are_told_apart_less_finely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Every row still counts once, means stay, and small batch sizes are never merged."""
+    rng = np.random.default_rng(2)
+    table = [
+        {
+            "batch_size": int(batch),
+            "num_draft_tokens": int(k),
+            "context_tokens": int(context),
+            "prefill_tokens": int(prefill),
+            "step_ms": 10.0,
+        }
+        for batch, k, context, prefill in zip(
+            rng.integers(1, 257, 4000),
+            rng.integers(0, 4, 4000),
+            rng.integers(1, 99_999, 4000),
+            rng.integers(0, 2, 4000) * 512,
+            strict=True,
+        )
+    ]
+    monkeypatch.setattr(reduction, "MOST_CELLS", most)
+    cells = cells_of(truth.write(tmp_path / "a.csv", table))
+    assert cells.steps.sum() == 4000
+    assert cells.steps @ cells.context == pytest.approx(sum(row["context_tokens"] for row in table))
+    tokens = [row["batch_size"] * (row["num_draft_tokens"] + 1) + row["prefill_tokens"] for row in table]
+    assert cells.steps @ cells.tokens == pytest.approx(sum(tokens))
+    small = sum(row["batch_size"] == 7 for row in table)
+    assert cells.steps[cells.batch == 7].sum() == small
+    assert len(cells) <= most or most < 1000
 
 
 def test_acceptance_and_json_reach_the_bundle(

@@ -9,9 +9,9 @@ from steersman_controller.train.bundle import Bundle, GroupCard, WorstCell
 from steersman_controller.train.cells import Cells
 from steersman_controller.train.choice import LOW_LOAD, ChoiceReport
 from steersman_controller.train.compiled import Tables
-from steersman_controller.train.crossover import acceptances, best_k, crossover_lines
+from steersman_controller.train.crossover import acceptances, best_k, crossover_lines, drafter_loses
 from steersman_controller.train.intervals import NOMINAL, coverage, interval
-from steersman_controller.train.physics import PhysicsModel
+from steersman_controller.train.physics import PhysicsModel, fit_physics
 from steersman_controller.train.selection import Selected
 
 WORST = 5
@@ -24,15 +24,16 @@ def group_card(group: tuple[str, ...], cells: Cells, selected: Selected, tables:
     errors = np.abs(out.seconds / cells.seconds - 1.0)
     affine = np.abs(out.affine_s / cells.seconds - 1.0)
     low = cells.batch <= LOW_LOAD
-    physics = model if isinstance(model, PhysicsModel) else None
+    # Trees know no ceiling; how many requests run at once is asked of the sum then.
+    physics = model if isinstance(model, PhysicsModel) else fit_physics(cells, jumps=False)
     return GroupCard(
         group=group,
         model=selected.candidate,
         cells=len(cells),
         steps=float(cells.steps.sum()),
-        terms_s=dict(zip(physics.terms, physics.coefficients, strict=True)) if physics else {},
-        ceiling=physics.ceiling if physics else None,
-        ceiling_without_drafter=physics.ceiling_without_drafter if physics else None,
+        terms_s=dict(zip(physics.terms, physics.coefficients, strict=True)) if physics is model else {},
+        ceiling=physics.ceiling,
+        ceiling_without_drafter=physics.ceiling_without_drafter,
         scores=selected.scores,
         cv_mape=mean(errors),
         cv_mape_to_64=mean(errors[low]),
@@ -71,7 +72,11 @@ def described(bundle: Bundle) -> dict[str, Any]:
         group["steps_by_batch_and_k"] = bundle.table(index, "steps").tolist()
         group["best_k"] = {
             segment: best_k(bundle, index, acceptance).tolist()
-            for segment, acceptance in acceptances(bundle).items()
+            for segment, acceptance in acceptances(bundle, index).items()
+        }
+        group["drafter_loses"] = {
+            segment: drafter_loses(bundle, index, acceptance).tolist()
+            for segment, acceptance in acceptances(bundle, index).items()
         }
     plain["acceptance_assumed"] = not bundle.manifest.acceptance
     return plain

@@ -10,32 +10,59 @@ from steersman_controller.train.bundle import Bundle
 from steersman_controller.train.survival import ASSUMED, tokens_per_step
 
 
-def acceptances(bundle: Bundle) -> dict[str, tuple[float, ...]]:
-    """By segment; two assumed ones where the bundle knows none."""
-    return bundle.manifest.acceptance or dict(ASSUMED)
+def acceptances(bundle: Bundle, group: int) -> dict[str, tuple[float, ...]]:
+    """By segment; the group's own where it was measured with it, two assumed ones where nothing is known."""
+    known = bundle.manifest.acceptance
+    own = "/".join(bundle.manifest.groups[group].group)
+    return {own: known[own]} if own in known else known or dict(ASSUMED)
 
 
 def best_k(bundle: Bundle, group: int, acceptance: Sequence[float]) -> NDArray[np.int64]:
     """[context][batch]: the K with the most tokens per second beside a loaded drafter."""
-    tokens = np.array([tokens_per_step(acceptance, k) for k in bundle.manifest.groups[group].ks])
-    goodput = tokens / bundle.table(group, "step_s")
-    found: NDArray[np.int64] = np.array(bundle.manifest.groups[group].ks)[goodput.argmax(axis=-1)]
+    card = bundle.manifest.groups[group]
+    found: NDArray[np.int64] = np.array(card.ks)[_goodput(bundle, group, acceptance).argmax(axis=-1)]
     return found
+
+
+def drafter_loses(bundle: Bundle, group: int, acceptance: Sequence[float]) -> NDArray[np.bool_]:
+    """[context][batch]: whether even the best K is slower than an engine without any drafter.
+
+    Such an engine may run more requests at once, because it has the drafter's memory for its cache. False
+    where no step was measured without a drafter.
+    """
+    card, batches = bundle.manifest.groups[group], np.array(bundle.manifest.groups[group].batches)
+    running = np.minimum(batches, np.inf if card.ceiling is None else card.ceiling)
+    bare = np.minimum(
+        batches, np.inf if card.ceiling_without_drafter is None else card.ceiling_without_drafter
+    )
+    loaded = running * _goodput(bundle, group, acceptance).max(axis=-1)
+    without: NDArray[np.bool_] = bare / bundle.table(group, "no_drafter_s") > loaded
+    return without
 
 
 def crossover_lines(bundle: Bundle, group: int) -> list[str]:
     """A text table: one line per segment and context, one column per batch size."""
     card = bundle.manifest.groups[group]
-    width = max(4, *(len(str(batch)) + 1 for batch in card.batches))
+    width = max(4, *(len(str(batch)) + 2 for batch in card.batches))
     shown = card.batches if len(card.batches) <= 16 else card.batches[:: len(card.batches) // 16 + 1]
     columns = [card.batches.index(batch) for batch in shown]
     lines = ["best K by batch size".ljust(34) + "".join(f"{batch:>{width}}" for batch in shown)]
-    for segment, acceptance in acceptances(bundle).items():
-        table = best_k(bundle, group, acceptance)
-        for context, row in zip(card.mean_contexts, table, strict=True):
+    loses = False
+    for segment, acceptance in acceptances(bundle, group).items():
+        found, worse = best_k(bundle, group, acceptance), drafter_loses(bundle, group, acceptance)
+        loses = loses or bool(worse[:, columns].any())
+        for context, ks, without in zip(card.mean_contexts, found, worse, strict=True):
             label = segment + (f", context {context}" if context else "")
-            lines.append(f"  {label:<32}" + "".join(f"{row[column]:>{width}}" for column in columns))
-    return lines
+            cells = (f"{ks[at]}{'-' if without[at] else ''}" for at in columns)
+            lines.append(f"  {label:<32}" + "".join(f"{cell:>{width}}" for cell in cells))
+    return [*lines, *(["  -: slower than an engine launched without the drafter"] if loses else [])]
+
+
+def _goodput(bundle: Bundle, group: int, acceptance: Sequence[float]) -> NDArray[np.float64]:
+    """[context][batch][K]: tokens per second and running request."""
+    tokens = np.array([tokens_per_step(acceptance, k) for k in bundle.manifest.groups[group].ks])
+    found: NDArray[np.float64] = tokens / bundle.table(group, "step_s")
+    return found
 
 
 def draw(bundle: Bundle, path: Path) -> None:
@@ -45,13 +72,12 @@ def draw(bundle: Bundle, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    groups, segments = range(len(bundle.manifest.groups)), acceptances(bundle)
-    figure, axes = pyplot.subplots(
-        len(groups), len(segments), squeeze=False, figsize=(4.5 * len(segments), 3.2 * len(groups))
-    )
+    groups = range(len(bundle.manifest.groups))
+    most = max(len(acceptances(bundle, group)) for group in groups)
+    figure, axes = pyplot.subplots(len(groups), most, squeeze=False, figsize=(4.5 * most, 3.2 * len(groups)))
     for group in groups:
         card = bundle.manifest.groups[group]
-        for axis, (segment, acceptance) in zip(axes[group], segments.items(), strict=True):
+        for axis, (segment, acceptance) in zip(axes[group], acceptances(bundle, group).items(), strict=False):
             for context, row in zip(card.mean_contexts, best_k(bundle, group, acceptance), strict=True):
                 axis.step(card.batches, row, where="mid", label=f"context {context}" if context else None)
             axis.set(xscale="log", xlabel="batch size", ylabel="best K", ylim=(-0.3, max(card.ks) + 0.3))

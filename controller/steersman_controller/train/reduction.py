@@ -68,7 +68,7 @@ def _keys(by: int, present: set[str], grain: Grain) -> dict[str, str]:
     """Expressions that tell cells apart, by name."""
     batch = "batch_size"
     if grain.batch is not None:
-        binned = f"round(exp2(round({grain.batch} * log2(batch_size)) / {grain.batch}))"
+        binned = f"round(pow(2, round({grain.batch} * log2(batch_size)) / {grain.batch}))"
         batch = f"case when batch_size <= {EXACT_BATCH} then batch_size else {binned} end"
     keys = {f"by{i}": f"by{i}" for i in range(by)} | {"batch": batch, "num_draft_tokens": "num_draft_tokens"}
     if "drafter_loaded" in present:

@@ -35,7 +35,7 @@ from steersman_controller.train.roofline import Forward, Roofline
 from steersman_controller.train.selection import Selected, select, unscored
 from steersman_controller.train.serving import compare, read_deployments
 from steersman_controller.train.step_times import Source, read_step_times
-from steersman_controller.train.survival import read_acceptance
+from steersman_controller.train.survival import Survival, read_acceptance
 from steersman_policies.messages import Fingerprint
 
 PRIOR_K = 8
@@ -109,7 +109,11 @@ def train(request: Request, progress: Progress) -> Trained:
     tables = {
         g: compile_tables(s.model, groups[g], _relative_error(s, groups[g])) for g, s in selected.items()
     }
-    choice = _choice(request, selected, groups, progress) if request.evaluate_choice else None
+    choice: ChoiceReport | None = None
+    measured: dict[str, tuple[float, ...]] = {}
+    if request.evaluate_choice:
+        choice, measured = _choice(request, selected, groups, progress)
+    gathered = msgspec.structs.replace(gathered, acceptance=gathered.acceptance or measured)
     content = _encoded(request, gathered, selected, groups, tables, choice)
     if request.out is not None:
         write_bundle(request.out, *content)
@@ -226,11 +230,14 @@ def _prior_figures(request: Request, forwards: _Forwards) -> dict[str, Any]:
 
 def _choice(
     request: Request, selected: Mapping[Group, Selected], groups: Mapping[Group, Cells], progress: Progress
-) -> ChoiceReport:
+) -> tuple[ChoiceReport, dict[str, tuple[float, ...]]]:
+    """How well K is chosen, and the acceptance that was measured in each group."""
     assert request.step_times is not None
     progress("evaluating the choice of K", 1.0)
     served = read_served(request.step_times, groups)
-    return evaluate_choice(served, selected, groups, request.step_times.by, request.evaluate_choice)
+    report = evaluate_choice(served, selected, groups, request.step_times.by, request.evaluate_choice)
+    survivals = {"/".join(group): Survival(by_k) for group, by_k in served.survivals.items()}
+    return report, {name: survival.position_acceptance for name, survival in survivals.items()}
 
 
 def _encoded(
