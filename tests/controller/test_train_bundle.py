@@ -32,7 +32,7 @@ Run = Callable[..., int]
 @pytest.fixture
 def made(tmp_path: Path, train_verbs: Run) -> Path:
     """A bundle of few cells."""
-    steps = truth.write(tmp_path / "a.csv", truth.rows(batches=(1, 4, 16, 64)))
+    steps = truth.write(tmp_path / "a.csv", truth.rows(batches=(1, 2, 4, 8, 16, 64)))
     out = tmp_path / "bundle.zip"
     assert train_verbs("train", "--step-times", steps, "--out", out, "--created-at", "then", "--json") == 0
     return out
@@ -154,10 +154,10 @@ def test_inspect_shows_the_card(made: Path, train_verbs: Run, capsys: pytest.Cap
     assert train_verbs("inspect", made, "--plot", picture) == 0
     text = capsys.readouterr().out
     for word in (
-        "trained on a.csv: 24 rows",
+        "trained on a.csv: 36 rows",
         "error on batch sizes left out",
         "worst cells: batch",
-        "interval",
+        "90 % interval",
     ):
         assert word in text
     assert "best K by batch size" in text
@@ -167,7 +167,7 @@ def test_inspect_shows_the_card(made: Path, train_verbs: Run, capsys: pytest.Cap
     found = json.loads(capsys.readouterr().out)
     assert found["acceptance_assumed"] is True
     assert found["signature"] == ""
-    assert np.array(found["groups"][0]["steps_by_batch_and_k"]).sum() == 24
+    assert np.array(found["groups"][0]["steps_by_batch_and_k"]).sum() == 36
     assert train_verbs("inspect", made, "--plot", made.with_suffix(".docx")) == 2
 
 

@@ -191,6 +191,11 @@ def test_many_rows_are_reduced_with_progress(tmp_path: Path) -> None:
     assert (found.rows, cells.steps.sum()) == (count, count)
     assert cells.steps @ cells.context == pytest.approx(columns["context_tokens"].sum())
     assert heard == sorted(heard)
+    planted = path.read_text().splitlines()
+    planted[234_567] = "1,2,3,nan"
+    path.write_text("\n".join(planted) + "\n")
+    with pytest.raises(ValueError, match="row 234567, column step_ms is 'nan'"):
+        read_step_times(Source(path))
     one = (columns["batch_size"] == 7) & (columns["num_draft_tokens"] == 2)
     assert cells.steps[(cells.batch == 7) & (cells.k == 2)].sum() == one.sum()
 

@@ -160,6 +160,7 @@ def test_intervals_cover_what_they_promise() -> None:
 def test_with_two_batch_sizes_nothing_is_claimed() -> None:
     """Too little evidence gives a model without errors, never an error of zero."""
     few = measured(truth.rows(batches=(1, 8)))
+    assert interval(few, few.seconds) is None
     name, scores = choose(few, PHYSICS, 10)
     assert (name, scores) == ("physics", {})
     assert left_out(measured(truth.rows(batches=(4,))), 10) == []

@@ -144,12 +144,18 @@ def _group_lines(card: GroupCard, by: tuple[str, ...], steps: Any) -> list[str]:
             f"  90 % interval: {card.interval.q05:.3f} to {card.interval.q95:.3f} of the prediction; "
             f"covers {percent(card.coverage)} of what was left out, nominal {percent(NOMINAL)}"
         )
+    else:
+        lines.append("  no interval: too few cells between the smallest and the largest batch size")
     if card.ceiling is not None:
         lines.append(f"  more than {card.ceiling:.0f} requests did not run at once beside the drafter")
-    unseen = int((steps == 0).sum())
-    lines.append(
-        f"  {steps.size - unseen} of {steps.size} table cells were measured, the others are predictions"
-    )
+    seen = steps[steps > 0]
+    if len(seen):
+        lines.append(
+            f"  {len(seen)} of {steps.size} table cells were measured, the others are predictions; "
+            f"{seen.min():.0f} to {seen.max():.0f} steps a cell, median {np.median(seen):.0f}"
+        )
+    else:
+        lines.append("  nothing was measured: every cell is a prediction")
     worst = (f"batch {w.batch_size} K {w.num_draft_tokens} {percent(w.error)}" for w in card.worst)
     lines.append("  worst cells: " + (", ".join(worst) or "unknown"))
     return lines

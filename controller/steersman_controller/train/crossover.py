@@ -59,8 +59,11 @@ def crossover_lines(bundle: Bundle, group: int) -> list[str]:
 
 
 def _goodput(bundle: Bundle, group: int, acceptance: Sequence[float]) -> NDArray[np.float64]:
-    """[context][batch][K]: tokens per second and running request."""
+    """[context][batch][K]: tokens per second and running request; 0 for a K below all that were measured."""
     tokens = np.array([tokens_per_step(acceptance, k) for k in bundle.manifest.groups[group].ks])
+    measured = np.flatnonzero(bundle.table(group, "steps").any(axis=0))
+    # What K = 0 takes cannot be told from steps that all drafted.
+    tokens[: measured[0] if len(measured) else 0] = 0.0
     found: NDArray[np.float64] = tokens / bundle.table(group, "step_s")
     return found
 

@@ -16,6 +16,10 @@ NOMINAL = 0.90
 """Between q05 and q95."""
 
 
+LEAST_CELLS = 20
+"""With fewer residuals no finite interval could promise 95 % on each side."""
+
+
 class Interval(Struct, frozen=True):
     """Factors on predicted seconds."""
 
@@ -25,7 +29,7 @@ class Interval(Struct, frozen=True):
 
 
 def interval(cells: Cells, predicted_s: Floats) -> Interval | None:
-    """The conformal quantiles; None where no batch size inside the range was predicted out of fold."""
+    """The conformal quantiles; None with too little evidence inside the range of batch sizes."""
     return _interval(_residuals(cells, predicted_s))
 
 
@@ -52,7 +56,7 @@ def _residuals(cells: Cells, predicted_s: Floats) -> Floats:
 
 def _interval(residuals: Floats) -> Interval | None:
     known = residuals[np.isfinite(residuals).all(axis=1)]
-    if not len(known):
+    if len(known) < LEAST_CELLS:
         return None
     values, weights = known.ravel(), np.tile(np.array(SHARES), len(known))
     # The finite-sample correction of split conformal prediction: the next residual may be the largest.

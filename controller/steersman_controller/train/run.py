@@ -159,8 +159,12 @@ def _selected(gathered: _Gathered, forwards: "_Forwards | None", progress: Progr
         return {(): unscored(_guessed(forwards), "prior")}
     out: dict[Group, Selected] = {}
     for index, (group, cells) in enumerate(gathered.groups.items()):
-        progress("fitting " + ("/".join(group) or "all rows"), index / len(gathered.groups))
-        out[group] = select(cells, _candidates(forwards, cells))
+        named = "fitting " + ("/".join(group) or "all rows")
+
+        def report(done: float, named: str = named, before: int = index) -> None:
+            progress(named, (before + done) / len(gathered.groups))
+
+        out[group] = select(cells, _candidates(forwards, cells), report)
     progress("fitted", 1.0)
     return out
 

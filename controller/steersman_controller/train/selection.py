@@ -22,7 +22,8 @@ MANY_CELLS = 1000
 BOOSTING_CELLS = 24
 """With fewer cells trees have nothing to split."""
 
-Progress = Callable[[str], None]
+Report = Callable[[float], None]
+"""Told the fraction that is done, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,13 @@ class Selected:
     out_of_fold: OutOfFold
 
 
-def select(cells: Cells, candidates: Mapping[str, Fit] = CANDIDATES) -> Selected:
+def select(
+    cells: Cells, candidates: Mapping[str, Fit] = CANDIDATES, report: Report | None = None
+) -> Selected:
     """The best candidate for `cells`, fitted on all of them. Needs at least one cell."""
+    out = _out_of_fold(cells, candidates, report or _silence)
     candidate, scores = choose(cells, candidates, _folds(cells, OUTER_FOLDS))
-    return Selected(candidates[candidate](cells), candidate, scores, _out_of_fold(cells, candidates))
+    return Selected(candidates[candidate](cells), candidate, scores, out)
 
 
 def unscored(cells: Cells, name: str) -> Selected:
@@ -62,6 +66,10 @@ def unscored(cells: Cells, name: str) -> Selected:
     nothing = np.full(len(cells), np.nan)
     model = CANDIDATES["physics"](cells)
     return Selected(model, name, {}, OutOfFold(nothing, nothing, nothing, (), (), ()))
+
+
+def _silence(done: float) -> None:
+    del done
 
 
 def choose(cells: Cells, candidates: Mapping[str, Fit], folds: int) -> tuple[str, dict[str, float]]:
@@ -113,12 +121,14 @@ def relative_error(cells: Cells, model: Model) -> Floats:
     return np.abs(model.seconds(cells) / cells.seconds - 1.0)
 
 
-def _out_of_fold(cells: Cells, candidates: Mapping[str, Fit]) -> OutOfFold:
+def _out_of_fold(cells: Cells, candidates: Mapping[str, Fit], report: Report) -> OutOfFold:
     seconds, affine_s, fold = (np.full(len(cells), np.nan) for _ in range(3))
     models: list[Model] = []
     affine: list[Model] = []
     chosen: list[str] = []
-    for index, mask in enumerate(left_out(cells, _folds(cells, OUTER_FOLDS))):
+    folds = left_out(cells, _folds(cells, OUTER_FOLDS))
+    for index, mask in enumerate(folds):
+        report(index / len(folds))
         seen, unseen = cells.take(~mask), cells.take(mask)
         name, _ = choose(seen, candidates, _folds(cells, INNER_FOLDS))
         models.append(candidates[name](seen))
