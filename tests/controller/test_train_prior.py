@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 import train_truth as truth
 
 from steersman_controller.train.bundle import read_bundle
+from steersman_controller.train.cells import Cells, shapes
 from steersman_controller.train.devices import BANDWIDTH_SHARE, DEVICES
 from steersman_controller.train.model_shape import ModelShape, shape_of
 from steersman_controller.train.operator_tables import ComposedForward, OperatorTables
+from steersman_controller.train.prior import prior_cells, step_seconds, with_prior
 from steersman_controller.train.roofline import Roofline
 from steersman_controller.train.serving import Deployment, compare, tpot_parts_s
 
@@ -141,6 +144,28 @@ def test_an_unknown_device_is_named(
     """Did-you-mean, and all that are known."""
     assert train_verbs("train", "--target-config", config, "--device", "h1000") == 2
     assert "did you mean 'h100'?" in capsys.readouterr().err
+
+
+def test_a_prior_tells_what_small_batches_cannot() -> None:
+    """Batches of 1 to 8 do not show where a device begins to compute; with the prior behind them they do."""
+    shape = shape_of(LLAMA_8B, "here")
+    forward = Roofline(shape, DEVICES["h100"])
+    prior = prior_cells(forward, None, k_max=0, mean_contexts=(0.0,))
+    batches = np.array([1.0, 2.0, 3.0, 4.0, 6.0, 8.0])
+
+    def slower(batch: Any) -> Cells:
+        cells = shapes(batch, 0.0 * batch)
+        seconds = 1.3 * step_seconds(forward, None, cells)
+        return replace(cells, quantiles_s=np.tile(seconds[:, None], (1, 5)), steps=np.full(len(batch), 100.0))
+
+    seen, unseen = slower(batches), slower(np.array([768.0]))
+    candidates = with_prior(prior)
+    error = {
+        name: float(np.abs(candidates[name](seen).seconds(unseen) / unseen.seconds - 1.0)[0])
+        for name in ("physics", "physics, prior")
+    }
+    assert error["physics"] > 0.4
+    assert error["physics, prior"] < 0.25
 
 
 def test_little_evidence_leans_on_the_prior(

@@ -12,7 +12,7 @@ from steersman_controller.train.roofline import Forward
 PRIOR_STEPS = 0.1
 """A cell of the prior counts as a tenth of a step: it speaks where nothing was measured."""
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def step_seconds(target: Forward, drafter: Forward | None, cells: Cells) -> Floats:

@@ -6,7 +6,6 @@ CSV file is an error, never a row that is left out.
 
 import csv
 import gzip
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,7 +36,6 @@ def database() -> Iterator[duckdb.DuckDBPyConnection]:
             "autoload_known_extensions": "false",
             "memory_limit": MEMORY_LIMIT,
             "temp_directory": folder,
-            "threads": os.environ.get("OMP_NUM_THREADS", "2"),
         }
         connection = duckdb.connect(":memory:", config=settings)
         try:
