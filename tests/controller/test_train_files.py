@@ -11,6 +11,7 @@ import train_truth as truth
 
 from steersman_controller.train import reduction
 from steersman_controller.train.step_times import Source, read_step_times
+from steersman_controller.train.table_file import TableFile, database
 
 Run = Callable[..., int]
 
@@ -198,6 +199,24 @@ def test_many_rows_are_reduced_with_progress(tmp_path: Path) -> None:
         read_step_times(Source(path))
     one = (columns["batch_size"] == 7) & (columns["num_draft_tokens"] == 2)
     assert cells.steps[(cells.batch == 7) & (cells.k == 2)].sum() == one.sum()
+
+
+@pytest.mark.parametrize("loud", [False, True])
+def test_reading_is_silent_on_standard_output(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], loud: bool
+) -> None:
+    """The database has a progress bar of its own, which would spoil `--json`; it is kept quiet."""
+    file = TableFile(truth.write(tmp_path / "a.csv", truth.rows()))
+    heard: list[float] = []
+    with database() as connection:
+        connection.execute("set progress_bar_time = 0")
+        if loud:
+            connection.execute("set enable_progress_bar_print = true")
+        slow = "select count(*) from range(20000000) a(i) where md5(i::varchar) < '5'"
+        file.run(connection, f"create temp table counted as {slow}", heard.append)
+    assert heard
+    assert heard == sorted(heard)
+    assert bool(capfd.readouterr().out) == loud
 
 
 @pytest.mark.parametrize("most", [2_000, 400, 100, 1])

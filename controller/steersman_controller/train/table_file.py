@@ -39,6 +39,8 @@ def database() -> Iterator[duckdb.DuckDBPyConnection]:
         }
         connection = duckdb.connect(":memory:", config=settings)
         try:
+            # It is asked how far it is, but must never write to standard output itself.
+            connection.execute("set enable_progress_bar = true; set enable_progress_bar_print = false")
             yield connection
         finally:
             connection.close()
@@ -93,8 +95,10 @@ class TableFile:
         try:
             while thread.is_alive():
                 thread.join(_POLL_S)
-                if report is not None:
-                    report(max(connection.query_progress(), 0.0) / 100.0)
+                # Before and after a statement the database knows no progress.
+                done = connection.query_progress() / 100.0
+                if report is not None and done > 0.0:
+                    report(done)
         except KeyboardInterrupt:
             connection.interrupt()
             thread.join()
