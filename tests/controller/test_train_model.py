@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import train_truth as truth
 
-from steersman_controller.train.cells import QUANTILES, Cells, shapes
+from steersman_controller.train.cells import Cells, shapes
 from steersman_controller.train.choice import evaluate_choice, read_served
-from steersman_controller.train.intervals import coverage, interval
+from steersman_controller.train.intervals import Residuals, residuals
 from steersman_controller.train.models import CANDIDATES, AffineModel, Model
 from steersman_controller.train.physics import PhysicsModel, fit_physics
 from steersman_controller.train.selection import choose, left_out, relative_error, select
@@ -26,9 +26,7 @@ def measured(table: list[dict[str, Any]]) -> Cells:
     columns = {name: np.array([row[name] for row in table], dtype=float) for name in table[0]}
     cells = shapes(columns["batch_size"], columns["num_draft_tokens"])
     seconds = columns["step_ms"] / 1e3
-    return replace(
-        cells, quantiles_s=np.tile(seconds[:, None], (1, len(QUANTILES))), steps=np.ones(len(cells))
-    )
+    return replace(cells, seconds=seconds, steps=np.ones(len(cells)))
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +95,7 @@ def is_monotone(model: Model) -> bool:
 def test_boosting_is_monotone_in_time(cells: Cells) -> None:
     """More requests or more draft tokens never take less time; the check can fail."""
     assert is_monotone(CANDIDATES["boosting"](cells))
-    falling = replace(cells, quantiles_s=cells.quantiles_s[::-1])
+    falling = replace(cells, seconds=cells.seconds[::-1])
     assert not is_monotone(AffineModel(falling))
 
 
@@ -137,30 +135,34 @@ def test_measured_parts_decide_what_is_drafting() -> None:
 
 
 def test_intervals_cover_what_they_promise() -> None:
-    """With exchangeable noise the 90 % interval covers 90 % of what was left out; a shrunk one does not."""
+    """With exchangeable noise the 90 % interval covers 90 % of what was left out; a narrow one fails."""
     rng = np.random.default_rng(5)
-    size = 600
-    cells = shapes(np.repeat(np.arange(1.0, 61.0), 10), np.tile(np.arange(10.0), 60))
-    predicted = np.full(size, 0.02)
-    actual = predicted * np.exp(0.05 * rng.standard_normal(size))
-    cells = replace(cells, quantiles_s=np.tile(actual[:, None], (1, len(QUANTILES))), steps=np.ones(size))
-    fold = cells.batch % 10
-    covered = coverage(cells, predicted, fold)
-    assert covered == pytest.approx(0.90, abs=0.03)
-    found = interval(cells, predicted)
+    noise, fold = 0.05 * rng.standard_normal(600), np.arange(600.0) % 10
+    honest = Residuals(noise, np.ones(600), fold)
+    assert honest.coverage() == pytest.approx(0.90, abs=0.03)
+    found = honest.interval()
     assert found is not None
     assert found.q05 < 1.0 < found.q95
-    half = replace(cells, quantiles_s=np.exp(0.5 * np.log(cells.quantiles_s / 0.02)) * 0.02)
-    narrow = interval(half, predicted)
+    narrow = Residuals(0.3 * noise, np.ones(600), fold).interval()
     assert narrow is not None
-    inside = (actual / predicted > narrow.q05) & (actual / predicted < narrow.q95)
-    assert inside.mean() < 0.8
+    assert np.mean((np.exp(noise) > narrow.q05) & (np.exp(noise) < narrow.q95)) < 0.6
+
+
+def test_single_rows_are_predicted_by_models_that_have_not_seen_their_batch_size(cells: Cells) -> None:
+    """Rows of a batch size merged into another go with it; the outermost batch sizes are left aside."""
+    found = select(cells, PHYSICS)
+    rows = measured(truth.rows(seed=9, batches=(1, 2, 3, 9, 16, 128)))
+    got = residuals(rows, cells, found.out_of_fold)
+    assert len(got.values) == 4 * len(truth.KS)
+    folds = dict(zip(cells.batch, found.out_of_fold.fold, strict=True))
+    assert set(got.fold) == {folds[2.0], folds[4.0], folds[8.0], folds[16.0]}
+    assert np.abs(got.values).max() < 0.2
 
 
 def test_with_two_batch_sizes_nothing_is_claimed() -> None:
     """Too little evidence gives a model without errors, never an error of zero."""
     few = measured(truth.rows(batches=(1, 8)))
-    assert interval(few, few.seconds) is None
+    assert residuals(few, few, select(few, PHYSICS).out_of_fold).interval() is None
     name, scores = choose(few, PHYSICS, 10)
     assert (name, scores) == ("physics", {})
     assert left_out(measured(truth.rows(batches=(4,))), 10) == []

@@ -156,7 +156,7 @@ def test_a_prior_tells_what_small_batches_cannot() -> None:
     def slower(batch: Any) -> Cells:
         cells = shapes(batch, 0.0 * batch)
         seconds = 1.3 * step_seconds(forward, None, cells)
-        return replace(cells, quantiles_s=np.tile(seconds[:, None], (1, 5)), steps=np.full(len(batch), 100.0))
+        return replace(cells, seconds=seconds, steps=np.full(len(batch), 100.0))
 
     seen, unseen = slower(batches), slower(np.array([768.0]))
     candidates = with_prior(prior)

@@ -72,6 +72,8 @@ class GroupCard(Struct, frozen=True, forbid_unknown_fields=True):
     coverage: float | None
     """Share of the evidence between q05 and q95, each fold scored with the interval of the others."""
     worst: tuple[WorstCell, ...]
+    spread: float
+    """Distance between the quartiles of step times, over the median, of the median cell."""
     planner_table_error: float
     batches: tuple[int, ...]
     ks: tuple[int, ...]

@@ -10,14 +10,16 @@ from steersman_controller.train.cells import Cells
 from steersman_controller.train.choice import LOW_LOAD, ChoiceReport
 from steersman_controller.train.compiled import Tables
 from steersman_controller.train.crossover import acceptances, best_k, crossover_lines, drafter_loses
-from steersman_controller.train.intervals import NOMINAL, coverage, interval
+from steersman_controller.train.intervals import NOMINAL, Residuals
 from steersman_controller.train.physics import PhysicsModel, fit_physics
 from steersman_controller.train.selection import Selected
 
 WORST = 5
 
 
-def group_card(group: tuple[str, ...], cells: Cells, selected: Selected, tables: Tables) -> GroupCard:
+def group_card(
+    group: tuple[str, ...], cells: Cells, selected: Selected, residuals: Residuals, tables: Tables
+) -> GroupCard:
     """The card of one group."""
     out = selected.out_of_fold
     model = selected.model
@@ -44,8 +46,9 @@ def group_card(group: tuple[str, ...], cells: Cells, selected: Selected, tables:
             for batch in np.unique(cells.batch)
             if np.isfinite(errors[cells.batch == batch]).any()
         },
-        interval=interval(cells, out.seconds),
-        coverage=coverage(cells, out.seconds, out.fold),
+        interval=residuals.interval(),
+        coverage=residuals.coverage(),
+        spread=float(np.median(cells.spread)),
         worst=_worst(cells, out.seconds, errors),
         planner_table_error=tables.cost_error,
         batches=tables.batches,
@@ -145,7 +148,7 @@ def _group_lines(card: GroupCard, by: tuple[str, ...], steps: Any) -> list[str]:
             f"covers {percent(card.coverage)} of what was left out, nominal {percent(NOMINAL)}"
         )
     else:
-        lines.append("  no interval: too few cells between the smallest and the largest batch size")
+        lines.append("  no interval: too few rows between the smallest and the largest batch size")
     if card.ceiling is not None:
         lines.append(f"  more than {card.ceiling:.0f} requests did not run at once beside the drafter")
     seen = steps[steps > 0]
@@ -156,6 +159,8 @@ def _group_lines(card: GroupCard, by: tuple[str, ...], steps: Any) -> list[str]:
         )
     else:
         lines.append("  nothing was measured: every cell is a prediction")
+    if card.spread:
+        lines.append(f"  half of the steps of a cell lie within {percent(card.spread)} of its median time")
     worst = (f"batch {w.batch_size} K {w.num_draft_tokens} {percent(w.error)}" for w in card.worst)
     lines.append("  worst cells: " + (", ".join(worst) or "unknown"))
     return lines

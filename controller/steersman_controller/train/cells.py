@@ -9,12 +9,6 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float64]
 Flags: TypeAlias = NDArray[np.bool_]
 
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-MIDDLE = QUANTILES.index(0.5)
-
-SHARES = (0.15, 0.20, 0.30, 0.20, 0.15)
-"""How much of the cell each of its quantiles stands for."""
-
 
 @dataclass(frozen=True)
 class Cells:
@@ -34,18 +28,14 @@ class Cells:
     """Whether a drafter was loaded at all: K = 0 beside a drafter is not the same as none."""
     steps: Floats
     """How many steps the cell stands for."""
-    quantiles_s: Floats
-    """Seconds at `QUANTILES`, one row per cell."""
+    seconds: Floats
+    """Median time of a step."""
+    spread: Floats
+    """Distance between the quartiles of the times, over their median."""
     draft_s: Floats
     """Median seconds of drafting; NaN where it was not measured apart."""
     verify_s: Floats
     """Median seconds of the target's forward; NaN where it was not measured apart."""
-
-    @property
-    def seconds(self) -> Floats:
-        """The median time of each cell."""
-        middle: Floats = self.quantiles_s[:, MIDDLE]
-        return middle
 
     @property
     def mean_context(self) -> Floats:
@@ -77,7 +67,8 @@ def shapes(
         prefill=np.full(size, prefill),
         loaded=np.full(size, loaded),
         steps=np.zeros(size),
-        quantiles_s=np.full((size, len(QUANTILES)), np.nan),
+        seconds=nothing,
+        spread=np.zeros(size),
         draft_s=nothing,
         verify_s=nothing,
     )
@@ -87,3 +78,6 @@ def joined(left: Cells, right: Cells) -> Cells:
     """The cells of both."""
     names = [field.name for field in fields(Cells)]
     return Cells(**{name: np.concatenate([getattr(left, name), getattr(right, name)]) for name in names})
+
+
+NO_CELLS = shapes(np.zeros(0), np.zeros(0))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from steersman_controller.train.cells import QUANTILES, Cells, Floats, shapes
+from steersman_controller.train.cells import Cells, Floats, shapes
 from steersman_controller.train.models import Model
 from steersman_controller.train.physics import PhysicsModel, fit_physics
 from steersman_policies.view import StepCost
@@ -88,9 +88,10 @@ def _contexts(cells: Cells) -> tuple[int, ...]:
 
 def _projected(model: Model, cells: Cells) -> PhysicsModel:
     """The sum of physical terms closest to the model where there is evidence."""
-    seconds = np.tile(model.seconds(cells)[:, None], (1, len(QUANTILES)))
     unknown = np.full(len(cells), np.nan)
-    return fit_physics(replace(cells, quantiles_s=seconds, draft_s=unknown, verify_s=unknown), jumps=True)
+    return fit_physics(
+        replace(cells, seconds=model.seconds(cells), draft_s=unknown, verify_s=unknown), jumps=True
+    )
 
 
 def _step_cost(model: PhysicsModel, cells: Cells, ks: tuple[int, ...], relative_error: float) -> StepCost:

@@ -1,22 +1,22 @@
 """Intervals around predicted seconds: split conformal on log(measured / predicted).
 
-The residuals are those of models that have not seen the batch size in question. The smallest and the
-largest batch size are left aside, because tables only ever interpolate between measured ones. A cell with
-many steps brings the spread of its steps with it, so the intervals are about single steps where single
-steps were measured, and about medians where only medians were given.
+The residuals are of single rows, predicted by models that have not seen their batch size. The smallest and
+the largest batch size are left aside, because tables only ever interpolate between measured ones. Where
+single steps were measured the intervals are about steps, where only medians were given about medians.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from msgspec import Struct
 
-from steersman_controller.train.cells import SHARES, Cells, Floats
-from steersman_controller.train.selection import interior
+from steersman_controller.train.cells import Cells, Floats
+from steersman_controller.train.selection import OutOfFold, interior
 
 NOMINAL = 0.90
 """Between q05 and q95."""
 
-
-LEAST_CELLS = 20
+LEAST_ROWS = 20
 """With fewer residuals no finite interval could promise 95 % on each side."""
 
 
@@ -28,39 +28,54 @@ class Interval(Struct, frozen=True):
     q95: float
 
 
-def interval(cells: Cells, predicted_s: Floats) -> Interval | None:
-    """The conformal quantiles; None with too little evidence inside the range of batch sizes."""
-    return _interval(_residuals(cells, predicted_s))
+@dataclass(frozen=True)
+class Residuals:
+    """log(measured / predicted) of rows whose batch size the predicting model had not seen."""
+
+    values: Floats
+    weights: Floats
+    fold: Floats
+
+    def interval(self) -> Interval | None:
+        """The conformal quantiles; None with too little evidence."""
+        return _interval(self.values, self.weights)
+
+    def coverage(self) -> float | None:
+        """Share of the evidence inside the interval, each fold scored with the interval of the others."""
+        inside, total = 0.0, 0.0
+        for index in np.unique(self.fold):
+            mine = self.fold == index
+            others = _interval(self.values[~mine], self.weights[~mine])
+            if others is not None:
+                factors, weights = np.exp(self.values[mine]), self.weights[mine]
+                inside += float(weights[(factors >= others.q05) & (factors <= others.q95)].sum())
+                total += float(weights.sum())
+        return inside / total if total else None
 
 
-def coverage(cells: Cells, predicted_s: Floats, fold: Floats) -> float | None:
-    """Share of the evidence inside the interval, each fold scored with the interval of the others."""
-    residuals = _residuals(cells, predicted_s)
-    inside, total = 0.0, 0.0
-    for index in np.unique(fold[np.isfinite(fold)]):
-        mine = residuals[fold == index]
-        others = _interval(residuals[fold != index])
-        factors = np.exp(mine[np.isfinite(mine).all(axis=1)])
-        if others is not None and len(factors):
-            inside += float((((factors >= others.q05) & (factors <= others.q95)) @ np.array(SHARES)).sum())
-            total += len(factors)
-    return inside / total if total else None
+def residuals(rows: Cells, cells: Cells, out: OutOfFold) -> Residuals:
+    """Of single `rows`, each under the model of the fold that left out its batch size.
+
+    A batch size that was merged with others in `cells` belongs to the nearest one there.
+    """
+    sizes, places = np.unique(cells.batch, return_index=True)
+    ratios = np.abs(np.log(rows.batch)[:, None] - np.log(sizes)[None, :])
+    nearest = ratios.argmin(axis=1)
+    fold, inside = out.fold[places][nearest], interior(cells)[places][nearest]
+    values = np.full(len(rows), np.nan)
+    for index, model in enumerate(out.models):
+        mine = (fold == index) & inside
+        if mine.any():
+            values[mine] = np.log(rows.seconds[mine] / model.seconds(rows.take(mine)))
+    known = np.isfinite(values)
+    return Residuals(values[known], rows.steps[known], fold[known])
 
 
-def _residuals(cells: Cells, predicted_s: Floats) -> Floats:
-    """log(measured / predicted) at each quantile of each cell; NaN where it is not to be counted."""
-    residuals: Floats = np.log(cells.quantiles_s / predicted_s[:, None])
-    residuals[~interior(cells)] = np.nan
-    return residuals
-
-
-def _interval(residuals: Floats) -> Interval | None:
-    known = residuals[np.isfinite(residuals).all(axis=1)]
-    if len(known) < LEAST_CELLS:
+def _interval(values: Floats, weights: Floats) -> Interval | None:
+    if len(values) < LEAST_ROWS:
         return None
-    values, weights = known.ravel(), np.tile(np.array(SHARES), len(known))
     # The finite-sample correction of split conformal prediction: the next residual may be the largest.
-    at = min(0.95 * (1.0 + 1.0 / len(known)), 1.0)
+    at = min(0.95 * (1.0 + 1.0 / len(values)), 1.0)
     return Interval(
         q05=float(np.exp(-_quantile(-values, weights, at))),
         q50=float(np.exp(_quantile(values, weights, 0.5))),

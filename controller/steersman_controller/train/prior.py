@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from steersman_controller.train.cells import QUANTILES, Cells, Floats, joined, shapes
+from steersman_controller.train.cells import Cells, Floats, joined, shapes
 from steersman_controller.train.models import CANDIDATES, Fit, Model
 from steersman_controller.train.roofline import Forward
 
@@ -43,7 +43,7 @@ def prior_cells(
         seconds = step_seconds(target, drafter, cells)
         cells = replace(
             cells,
-            quantiles_s=np.tile(seconds[:, None], (1, len(QUANTILES))),
+            seconds=seconds,
             steps=np.full(len(batch), PRIOR_STEPS),
         )
         found = cells if found is None else joined(found, cells)
@@ -73,7 +73,7 @@ def _scaled(prior: Cells, cells: Cells) -> Cells:
     """The prior at the level of the evidence: its shape is trusted more than its efficiency factors."""
     expected = fit_level(prior)(cells)
     factor = float(np.median(cells.seconds / expected))
-    return replace(prior, quantiles_s=prior.quantiles_s * factor)
+    return replace(prior, seconds=prior.seconds * factor)
 
 
 def fit_level(prior: Cells) -> Callable[[Cells], Floats]:

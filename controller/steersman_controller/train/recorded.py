@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from steersman_controller.trace.recording import Recording, read_recording
 from steersman_controller.train.cells import Cells
-from steersman_controller.train.reduction import Group, reduced
+from steersman_controller.train.reduction import Group, reduced, sampled
 from steersman_controller.train.table_file import database
 from steersman_policies.messages import Fingerprint, StepReport
 
@@ -42,6 +42,8 @@ class Recorded(Struct, frozen=True):
     """The file that was read."""
     groups: dict[Group, Cells]
     """One per engine."""
+    sample: dict[Group, Cells]
+    """Single steps of each."""
     steps: int
     acceptance: dict[str, tuple[float, ...]]
     """Accepted / reached by segment and position."""
@@ -67,9 +69,11 @@ def read_recorded(path: Path) -> Recorded:
     steps = len(columns["engine"])
     if not steps:
         raise ValueError(f"{path}: no step in it that a model could learn from")
+    groups, sample = _groups(columns, engines)
     return Recorded(
         path=recording.path,
-        groups=_groups(columns, engines),
+        groups=groups,
+        sample=sample,
         steps=steps,
         acceptance=_acceptance(reached, accepted),
         fingerprint=_fingerprint(recording),
@@ -77,15 +81,23 @@ def read_recorded(path: Path) -> Recorded:
     )
 
 
-def _groups(columns: Mapping[str, Sequence[float]], engines: list[str]) -> dict[Group, Cells]:
+def _groups(
+    columns: Mapping[str, Sequence[float]], engines: list[str]
+) -> tuple[dict[Group, Cells], dict[Group, Cells]]:
+    """Cells, and single steps, by engine."""
     table = pa.table({name: np.asarray(column) for name, column in columns.items()})
     with database() as connection:
         connection.register("recorded", table)
         connection.execute(
-            "create temp table steps as select *, cast(cast(engine as int) as varchar) as by0 from recorded"
+            "create temp table steps as select *, row_number() over () as row, "
+            "cast(cast(engine as int) as varchar) as by0 from recorded"
         )
-        found = reduced(connection, 1, COLUMNS)
-    return {(engines[int(group[0])],): cells for group, cells in found.items()}
+        cells, sample = reduced(connection, 1, COLUMNS), sampled(connection, 1, COLUMNS)
+    return _named(cells, engines), _named(sample, engines)
+
+
+def _named(groups: Mapping[Group, Cells], engines: list[str]) -> dict[Group, Cells]:
+    return {(engines[int(group[0])],): cells for group, cells in groups.items()}
 
 
 def _count(step: StepReport, reached: Counts, accepted: Counts) -> None:

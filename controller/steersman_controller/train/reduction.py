@@ -12,7 +12,7 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from steersman_controller.train.cells import QUANTILES, Cells, Floats
+from steersman_controller.train.cells import Cells, Floats
 
 Group: TypeAlias = tuple[str, ...]
 
@@ -20,6 +20,11 @@ MEASURED = ("context_tokens", "prefill_tokens", "target_tokens")
 
 MOST_CELLS = 10_000
 """Of all groups together."""
+
+SAMPLE_ROWS = 4_000
+"""Of each group, about; all of them where there are fewer."""
+
+QUARTILES = (0.25, 0.5, 0.75)
 
 EXACT_BATCH = 16
 """Up to here a batch size is never merged with another."""
@@ -53,14 +58,38 @@ def reduced(connection: duckdb.DuckDBPyConnection, by: int, columns: Iterable[st
         ).fetchone()
         if counted and counted[0] <= MOST_CELLS:
             break
-    tokens = "target_tokens" if "target_tokens" in present else _tokens(present)
     shown = [f"avg({name}) as {name}" for name in MEASURED if name in present and name != "target_tokens"]
-    shown.append(f"avg({tokens}) as target_tokens")
+    shown.append(f"avg({_tokens(present)}) as target_tokens")
     shown += [f"median({name}) as {name}" for name in ("draft_ms", "verify_ms") if name in present]
     rows, aggregates = _weighted(keys.values()) if "weight" in present else _plain()
     selected = [*(f"{expression} as {name}" for name, expression in keys.items()), *shown, *aggregates]
     ordinals = ", ".join(str(i + 1) for i in range(len(keys)))
     sql = f"select {', '.join(selected)} from {rows} group by {ordinals} order by {ordinals}"
+    return _split(connection.execute(sql).fetchnumpy(), by)
+
+
+def sampled(connection: duckdb.DuckDBPyConnection, by: int, columns: Iterable[str]) -> dict[Group, Cells]:
+    """Single rows of each group, as cells of their own; always the same ones. Needs the column `row`."""
+    present = set(columns)
+    tags = [f"by{i}" for i in range(by)]
+    shown = [
+        *tags,
+        "batch_size as batch",
+        "num_draft_tokens",
+        "step_ms as q1",
+        "step_ms as q0",
+        "step_ms as q2",
+    ]
+    shown += [name for name in ("drafter_loaded", "draft_ms", "verify_ms") if name in present]
+    shown += [name for name in MEASURED if name in present and name != "target_tokens"]
+    shown.append(f"{_tokens(present)} as target_tokens")
+    shown.append("coalesce(weight, 1) as counted" if "weight" in present else "1 as counted")
+    sizes = f"(select {', '.join([*tags, 'count(*) as total'])} from steps group by all)"
+    joined = f"join {sizes} using ({', '.join(tags)})" if tags else f"cross join {sizes}"
+    sql = (
+        f"select {', '.join(shown)} from steps {joined} "
+        f"where hash(row) % 1000000 < 1000000.0 * {SAMPLE_ROWS} / total order by row"
+    )
     return _split(connection.execute(sql).fetchnumpy(), by)
 
 
@@ -82,12 +111,14 @@ def _keys(by: int, present: set[str], grain: Grain) -> dict[str, str]:
 
 
 def _tokens(present: set[str]) -> str:
+    if "target_tokens" in present:
+        return "target_tokens"
     prefill = " + prefill_tokens" if "prefill_tokens" in present else ""
     return f"batch_size * (num_draft_tokens + 1){prefill}"
 
 
 def _plain() -> tuple[str, list[str]]:
-    aggregates = [f"quantile_cont(step_ms, {q}) as q{i}" for i, q in enumerate(QUANTILES)]
+    aggregates = [f"quantile_cont(step_ms, {q}) as q{i}" for i, q in enumerate(QUARTILES)]
     return "steps", [*aggregates, "count(*) as counted"]
 
 
@@ -100,7 +131,7 @@ def _weighted(keys: Iterable[str]) -> tuple[str, list[str]]:
         f"sum(coalesce(weight, 1)) over (partition by {partition}) as total from steps "
         "where coalesce(weight, 1) > 0)"
     )
-    quantiles = [f"min(step_ms) filter (where below >= {q} * total) as q{i}" for i, q in enumerate(QUANTILES)]
+    quantiles = [f"min(step_ms) filter (where below >= {q} * total) as q{i}" for i, q in enumerate(QUARTILES)]
     return rows, [*quantiles, "max(total) as counted"]
 
 
@@ -115,7 +146,8 @@ def _split(table: Mapping[str, Any], by: int) -> dict[Group, Cells]:
         prefill=_floats(table.get("prefill_tokens", zeros)),
         loaded=_loaded(table.get("drafter_loaded"), size),
         steps=_floats(table["counted"]),
-        quantiles_s=np.stack([_floats(table[f"q{i}"]) for i in range(len(QUANTILES))], axis=1) / 1e3,
+        seconds=_floats(table["q1"]) / 1e3,
+        spread=(_floats(table["q2"]) - _floats(table["q0"])) / _floats(table["q1"]),
         draft_s=_floats(table.get("draft_ms", unknown)) / 1e3,
         verify_s=_floats(table.get("verify_ms", unknown)) / 1e3,
     )

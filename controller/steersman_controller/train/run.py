@@ -21,10 +21,11 @@ from steersman_controller.train.bundle import (
     write_bundle,
 )
 from steersman_controller.train.card import group_card, mean
-from steersman_controller.train.cells import Cells
+from steersman_controller.train.cells import NO_CELLS, Cells
 from steersman_controller.train.choice import LOW_LOAD, ChoiceReport, evaluate_choice, read_served
 from steersman_controller.train.compiled import Tables, compile_tables
 from steersman_controller.train.devices import device
+from steersman_controller.train.intervals import residuals
 from steersman_controller.train.model_shape import ModelShape, read_shape
 from steersman_controller.train.models import CANDIDATES, Fit
 from steersman_controller.train.operator_tables import ComposedForward, OperatorTables
@@ -89,6 +90,7 @@ class Trained(Struct, frozen=True):
 
 class _Gathered(Struct, frozen=True):
     groups: dict[Group, Cells]
+    sample: dict[Group, Cells]
     evidence: tuple[Evidence, ...]
     by: tuple[str, ...]
     acceptance: dict[str, tuple[float, ...]]
@@ -138,20 +140,26 @@ def _gathered(request: Request, progress: Progress) -> _Gathered:
         source = request.step_times
         found = read_step_times(source, lambda done: progress(f"reading {source.path.name}", done))
         return _Gathered(
-            found.groups, (_evidence(source.path, found.rows),), source.by, acceptance, request.fingerprint
+            found.groups,
+            found.sample,
+            (_evidence(source.path, found.rows),),
+            source.by,
+            acceptance,
+            request.fingerprint,
         )
     if request.recording is not None:
         progress(f"reading {request.recording.name}", 0.0)
         recorded = read_recorded(request.recording)
         return _Gathered(
             recorded.groups,
+            recorded.sample,
             (_evidence(recorded.path, recorded.steps),),
             ("engine",),
             acceptance or recorded.acceptance,
             request.fingerprint or recorded.fingerprint,
             recorded.warning,
         )
-    return _Gathered({}, (), (), acceptance, request.fingerprint)
+    return _Gathered({}, {}, (), (), acceptance, request.fingerprint)
 
 
 def _selected(gathered: _Gathered, forwards: "_Forwards | None", progress: Progress) -> dict[Group, Selected]:
@@ -260,7 +268,16 @@ def _encoded(
         evidence=gathered.evidence,
         by=gathered.by,
         figures=_figures(selected, groups),
-        groups=tuple(group_card(g, groups[g], s, tables[g]) for g, s in selected.items()),
+        groups=tuple(
+            group_card(
+                g,
+                groups[g],
+                s,
+                residuals(gathered.sample.get(g, NO_CELLS), groups[g], s.out_of_fold),
+                tables[g],
+            )
+            for g, s in selected.items()
+        ),
         acceptance=gathered.acceptance,
         choice=choice,
         tables_bytes=len(packed),

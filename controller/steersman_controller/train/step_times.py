@@ -13,7 +13,7 @@ import duckdb
 from msgspec import Struct
 
 from steersman_controller.train.cells import Cells, joined
-from steersman_controller.train.reduction import MEASURED, Group, reduced
+from steersman_controller.train.reduction import MEASURED, Group, reduced, sampled
 from steersman_controller.train.table_file import Report, TableFile, database, identifier, known, literal
 from steersman_policies.units import K_LIMIT
 
@@ -48,9 +48,9 @@ class Evidence(Struct, frozen=True):
     """What a file says about step times."""
 
     groups: dict[Group, Cells]
+    sample: dict[Group, Cells]
+    """Single rows of each group."""
     rows: int
-    measured: tuple[str, ...]
-    """Which of our columns the file has."""
 
 
 def read_step_times(source: Source, report: Report | None = None) -> Evidence:
@@ -65,7 +65,8 @@ def read_step_times(source: Source, report: Report | None = None) -> Evidence:
         if not rows:
             raise ValueError(f"{source.path}: no row" + (" passes --where" if source.where else ""))
         groups = reduced(connection, len(source.by), theirs)
-    return Evidence(merged_without_drafter(groups), rows, tuple(theirs))
+        sample = sampled(connection, len(source.by), theirs)
+    return Evidence(merged_without_drafter(groups), merged_without_drafter(sample), rows)
 
 
 def mapped(file: TableFile, source: Source) -> dict[str, str]:
