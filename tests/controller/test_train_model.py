@@ -225,6 +225,13 @@ def test_a_cost_model_that_knows_nothing_is_found_out(evaluated: Callable[..., A
     assert evaluated(served_table(), spoil).learned.max_regret > 0.1
 
 
+def test_too_few_batch_sizes_to_score_a_choice_are_named(evaluated: Callable[..., Any]) -> None:
+    """One batch size cannot be left out of itself; the line says which group has no other."""
+    table = [row for row in served_table() if row["batch_size"] == 64]
+    with pytest.raises(ValueError, match="mon has too few batch sizes to leave one out"):
+        evaluated(table)
+
+
 def test_survival_is_read_as_shares_or_percent_and_beyond_what_was_measured() -> None:
     """A K of its own speaks for itself; another one follows the chain of position acceptances."""
     assert parse_survival("72 50", 2, "x") == (0.72, 0.5)

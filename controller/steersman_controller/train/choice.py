@@ -113,11 +113,11 @@ def evaluate_choice(
             f"--evaluate-choice: no batch size has throughputs that differ by {MATTERS:.0%} between K"
         )
     survival = {group: _elsewhere(served, group, place, column) for group in selected}
-    learned = _by_cost(served, survival, _models(selected, cells, affine=False))
+    learned = _by_cost(served, survival, _models(selected, affine=False), cells)
     rules: dict[str, Choice] = {
         "constant_k_in_hindsight": _constant(served, scored, place),
         "neighbouring_batch_best_k": _neighbour(served),
-        "affine_fit": _by_cost(served, survival, _models(selected, cells, affine=True)),
+        "affine_fit": _by_cost(served, survival, _models(selected, affine=True), cells),
     }
     regrets = [
         (_regret(served, group, batch, learned(group, batch)), group, batch) for group, batch in scored
@@ -162,21 +162,24 @@ def _elsewhere(served: Served, group: Group, place: int, column: str) -> Surviva
     return Survival(by_k)
 
 
-def _models(
-    selected: Mapping[Group, Selected], cells: Mapping[Group, Cells], *, affine: bool
-) -> Callable[[Group, int], Model]:
+def _models(selected: Mapping[Group, Selected], *, affine: bool) -> Callable[[Group, int], Model]:
     """The model of a group that has not seen a batch size."""
 
     def model(group: Group, batch: int) -> Model:
         out = selected[group].out_of_fold
-        fold = out.fold[cells[group].batch == batch]
+        if not out.models:
+            raise ValueError(f"--evaluate-choice: {'/'.join(group)} has too few batch sizes to leave one out")
+        fold = out.fold[out.nearest(np.array([float(batch)]))]
         return (out.affine if affine else out.models)[int(fold[0])]
 
     return model
 
 
 def _by_cost(
-    served: Served, survival: Mapping[Group, Survival], models: Callable[[Group, int], Model]
+    served: Served,
+    survival: Mapping[Group, Survival],
+    models: Callable[[Group, int], Model],
+    cells: Mapping[Group, Cells],
 ) -> Choice:
     """The K with the most tokens per second, by the model of the batch size and acceptance from elsewhere."""
 
@@ -184,8 +187,9 @@ def _by_cost(
         model = models(group, batch)
 
         def goodput(k: int) -> float:
-            # In this evaluation K = 0 is what was served without a drafter.
-            cell = shapes(np.array([float(batch)]), np.array([float(k)]), loaded=k > 0)
+            # K = 0 is what was served: without a drafter, if that is what the group's K = 0 steps are.
+            loaded = k > 0 or bool(cells[group].loaded[cells[group].k == 0].all())
+            cell = shapes(np.array([float(batch)]), np.array([float(k)]), loaded=loaded)
             running = model.running(cell) if isinstance(model, PhysicsModel) else cell.batch
             return float(running[0]) * survival[group].tokens_per_step(k) / float(model.seconds(cell)[0])
 

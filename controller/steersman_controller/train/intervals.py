@@ -54,14 +54,9 @@ class Residuals:
 
 
 def residuals(rows: Cells, cells: Cells, out: OutOfFold) -> Residuals:
-    """Of single `rows`, each under the model of the fold that left out its batch size.
-
-    A batch size that was merged with others in `cells` belongs to the nearest one there.
-    """
-    sizes, places = np.unique(cells.batch, return_index=True)
-    ratios = np.abs(np.log(rows.batch)[:, None] - np.log(sizes)[None, :])
-    nearest = ratios.argmin(axis=1)
-    fold, inside = out.fold[places][nearest], interior(cells)[places][nearest]
+    """Of single `rows`, each under the model of the fold that left out its batch size."""
+    nearest = out.nearest(rows.batch)
+    fold, inside = out.fold[nearest], interior(cells)[nearest]
     values = np.full(len(rows), np.nan)
     for index, model in enumerate(out.models):
         mine = (fold == index) & inside

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from steersman_controller.train.run import Hardware, Measured, Request
+from steersman_controller.train.hardware import Hardware, Measured
+from steersman_controller.train.run import Request
 from steersman_controller.train.step_times import Source
 from steersman_controller.train.table_file import known, pairs
 from steersman_policies.messages import Fingerprint

@@ -24,46 +24,19 @@ from steersman_controller.train.card import group_card, mean
 from steersman_controller.train.cells import NO_CELLS, Cells
 from steersman_controller.train.choice import LOW_LOAD, ChoiceReport, evaluate_choice, read_served
 from steersman_controller.train.compiled import Tables, compile_tables
-from steersman_controller.train.devices import device
+from steersman_controller.train.hardware import Forwards, Hardware, Measured, forwards_of, prior_figures
 from steersman_controller.train.intervals import residuals
-from steersman_controller.train.model_shape import ModelShape, read_shape
-from steersman_controller.train.models import CANDIDATES, Fit
-from steersman_controller.train.operator_tables import ComposedForward, OperatorTables
-from steersman_controller.train.prior import nobody_measured, prior_cells, with_prior
+from steersman_controller.train.models import CANDIDATES
+from steersman_controller.train.prior import nobody_measured
 from steersman_controller.train.recorded import read_recorded
 from steersman_controller.train.reduction import Group
-from steersman_controller.train.roofline import Forward, Roofline
 from steersman_controller.train.selection import Selected, select, unscored
-from steersman_controller.train.serving import compare, read_deployments
 from steersman_controller.train.step_times import Source, read_step_times
 from steersman_controller.train.survival import Survival, read_acceptance
 from steersman_policies.messages import Fingerprint
 
-PRIOR_K = 8
-"""The longest proposal of a prior without measurements."""
-
-PRIOR_CONTEXTS = (0.0, 1024.0, 8192.0)
-
 Progress = Callable[[str, float], None]
 """Told what is being done and the fraction that is done."""
-
-
-class Hardware(Struct, frozen=True):
-    """What a prior is made of."""
-
-    target_config: Path
-    device: str
-    drafter_config: Path | None = None
-    tensor_parallel: int = 1
-    operators: Path | None = None
-
-
-class Measured(Struct, frozen=True):
-    """A file of measured deployments to compare the prior with."""
-
-    path: Path
-    columns: dict[str, str]
-    where: dict[str, str]
 
 
 class Request(Struct, frozen=True):
@@ -101,13 +74,16 @@ class _Gathered(Struct, frozen=True):
 def train(request: Request, progress: Progress) -> Trained:
     """Train as asked, and write the bundle if it has a place. Raises ValueError or OSError in one line."""
     _refuse_nonsense(request)
-    forwards = _forwards(request.hardware) if request.hardware is not None else None
-    prior = _prior_figures(request, forwards) if request.hardware and forwards else {}
+    forwards = None if request.hardware is None else forwards_of(request.hardware)
+    prior = {} if forwards is None else prior_figures(forwards, request.measured)
     gathered = _gathered(request, progress)
     if not gathered.groups and request.out is None:
         return Trained(None, prior, gathered.warning)
     selected = _selected(gathered, forwards, progress)
-    groups = gathered.groups or {(): nobody_measured(_guessed(forwards))}
+    groups = gathered.groups
+    if not groups:
+        assert forwards is not None, "evidence or a prior: one of them was asked for"
+        groups = {(): nobody_measured(forwards.cells())}
     tables = {
         g: compile_tables(s.model, groups[g], _relative_error(s, groups[g])) for g, s in selected.items()
     }
@@ -162,9 +138,10 @@ def _gathered(request: Request, progress: Progress) -> _Gathered:
     return _Gathered({}, {}, (), (), acceptance, request.fingerprint)
 
 
-def _selected(gathered: _Gathered, forwards: "_Forwards | None", progress: Progress) -> dict[Group, Selected]:
+def _selected(gathered: _Gathered, forwards: Forwards | None, progress: Progress) -> dict[Group, Selected]:
     if not gathered.groups:
-        return {(): unscored(_guessed(forwards), "prior")}
+        assert forwards is not None, "evidence or a prior: one of them was asked for"
+        return {(): unscored(forwards.cells(), "prior")}
     out: dict[Group, Selected] = {}
     for index, (group, cells) in enumerate(gathered.groups.items()):
         named = "fitting " + ("/".join(group) or "all rows")
@@ -172,72 +149,9 @@ def _selected(gathered: _Gathered, forwards: "_Forwards | None", progress: Progr
         def report(done: float, named: str = named, before: int = index) -> None:
             progress(named, (before + done) / len(gathered.groups))
 
-        out[group] = select(cells, _candidates(forwards, cells), report)
+        out[group] = select(cells, CANDIDATES if forwards is None else forwards.candidates(cells), report)
     progress("fitted", 1.0)
     return out
-
-
-class _Forwards(Struct, frozen=True):
-    target: Forward
-    drafter: Forward | None
-    of_degree: Callable[[int], Forward]
-    datasheet: Callable[[int], Forward]
-    operator_files: tuple[str, ...]
-    source: str
-
-
-def _forwards(hardware: Hardware) -> _Forwards:
-    machine = device(hardware.device)
-    target = read_shape(hardware.target_config)
-    drafter = read_shape(hardware.drafter_config) if hardware.drafter_config else None
-    tables = OperatorTables(hardware.operators, hardware.device.lower()) if hardware.operators else None
-
-    def datasheet(shape: ModelShape, ways: int) -> Forward:
-        return Roofline(shape, machine, ways)
-
-    def best(shape: ModelShape, ways: int) -> Forward:
-        return datasheet(shape, ways) if tables is None else ComposedForward(tables, shape, machine, ways)
-
-    return _Forwards(
-        target=best(target, hardware.tensor_parallel),
-        # A drafter is too small for most tables; its data sheet time is what engines start from, too.
-        drafter=None if drafter is None else datasheet(drafter, hardware.tensor_parallel),
-        of_degree=lambda ways: best(target, ways),
-        datasheet=lambda ways: datasheet(target, ways),
-        operator_files=tuple(tables.files) if tables else (),
-        source=machine.source,
-    )
-
-
-def _guessed(forwards: _Forwards | None) -> Cells:
-    assert forwards is not None, "evidence or a prior: one of them was asked for"
-    k_max = PRIOR_K if forwards.drafter is not None else 0
-    return prior_cells(forwards.target, forwards.drafter, k_max=k_max, mean_contexts=PRIOR_CONTEXTS)
-
-
-def _candidates(forwards: _Forwards | None, cells: Cells) -> Mapping[str, Fit]:
-    if forwards is None:
-        return CANDIDATES
-    contexts = PRIOR_CONTEXTS if (cells.context > 0).any() else (0.0,)
-    k_max = int(cells.k.max()) if forwards.drafter is not None else 0
-    return with_prior(prior_cells(forwards.target, forwards.drafter, k_max=k_max, mean_contexts=contexts))
-
-
-def _prior_figures(request: Request, forwards: _Forwards) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "device_source": forwards.source,
-        "operator_files": list(forwards.operator_files),
-        "one_request_ms": 1e3
-        * forwards.target.seconds(tokens=1.0, sequences=1.0, context_tokens=1024.0, prefill_tokens=0.0),
-    }
-    if request.measured is not None:
-        rows = read_deployments(request.measured.path, request.measured.columns, request.measured.where)
-        ways = {"datasheet": forwards.datasheet}
-        if forwards.operator_files:
-            ways["operators"] = forwards.of_degree
-        found["tpot_against"] = request.measured.path.name
-        found["tpot"] = {name: msgspec.to_builtins(compare(rows, of)) for name, of in ways.items()}
-    return found
 
 
 def _choice(

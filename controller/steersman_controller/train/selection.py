@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steersman_controller.train.cells import Cells, Flags, Floats
 from steersman_controller.train.models import CANDIDATES, AffineModel, Fit, Model
@@ -30,6 +31,7 @@ Report = Callable[[float], None]
 class OutOfFold:
     """Predictions of each cell by models that have not seen its batch size; NaN where there is no fold."""
 
+    batch: Floats
     seconds: Floats
     affine_s: Floats
     fold: Floats
@@ -39,6 +41,13 @@ class OutOfFold:
     affine: tuple[Model, ...]
     chosen: tuple[str, ...]
     """The candidate of each fold."""
+
+    def nearest(self, batch: Floats) -> NDArray[np.intp]:
+        """For each batch size a cell of the same or, by ratio, of the nearest (large ones may be merged)."""
+        sizes, places = np.unique(self.batch, return_index=True)
+        ratios = np.abs(np.log(batch)[:, None] - np.log(sizes)[None, :])
+        found: NDArray[np.intp] = places[ratios.argmin(axis=1)]
+        return found
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,7 @@ def unscored(cells: Cells, name: str) -> Selected:
     """A model of cells that nobody measured: there is nothing to score it on."""
     nothing = np.full(len(cells), np.nan)
     model = CANDIDATES["physics"](cells)
-    return Selected(model, name, {}, OutOfFold(nothing, nothing, nothing, (), (), ()))
+    return Selected(model, name, {}, OutOfFold(cells.batch, nothing, nothing, nothing, (), (), ()))
 
 
 def _silence(done: float) -> None:
@@ -139,4 +148,4 @@ def _out_of_fold(cells: Cells, candidates: Mapping[str, Fit], report: Report) ->
             affine[-1].seconds(unseen),
             index,
         )
-    return OutOfFold(seconds, affine_s, fold, tuple(models), tuple(affine), tuple(chosen))
+    return OutOfFold(cells.batch, seconds, affine_s, fold, tuple(models), tuple(affine), tuple(chosen))
