@@ -46,15 +46,17 @@ def crossover_lines(bundle: Bundle, group: int) -> list[str]:
     width = max(4, *(len(str(batch)) + 2 for batch in card.batches))
     shown = card.batches if len(card.batches) <= 16 else card.batches[:: len(card.batches) // 16 + 1]
     columns = [card.batches.index(batch) for batch in shown]
-    lines = ["best K by batch size".ljust(34) + "".join(f"{batch:>{width}}" for batch in shown)]
+    known = acceptances(bundle, group)
+    margin = max(30, *map(len, known)) + len(", context 123456")
+    lines = ["best K by batch size".ljust(margin + 2) + "".join(f"{batch:>{width}}" for batch in shown)]
     loses = False
-    for segment, acceptance in acceptances(bundle, group).items():
+    for segment, acceptance in known.items():
         found, worse = best_k(bundle, group, acceptance), drafter_loses(bundle, group, acceptance)
         loses = loses or bool(worse[:, columns].any())
         for context, ks, without in zip(card.mean_contexts, found, worse, strict=True):
             label = segment + (f", context {context}" if context else "")
             cells = (f"{ks[at]}{'-' if without[at] else ''}" for at in columns)
-            lines.append(f"  {label:<32}" + "".join(f"{cell:>{width}}" for cell in cells))
+            lines.append(f"  {label:<{margin}}" + "".join(f"{cell:>{width}}" for cell in cells))
     return [*lines, *(["  -: slower than an engine launched without the drafter"] if loses else [])]
 
 
