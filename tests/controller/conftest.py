@@ -7,18 +7,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 
+from steersman_controller import cli
 from steersman_controller.sidecar.config import SidecarConfig, read_config
 from steersman_controller.sidecar.metrics import Metrics
 from steersman_controller.sidecar.server import Sidecar
 from steersman_policies.codec import Envelope, FromEngine, FromSidecar, decode, encode, fingerprint_digest
 from steersman_policies.messages import Fingerprint, Group, Hello, Lease, PlanAck, RequestReport, StepReport
 from steersman_policies.plan import Plan, refusal
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the made-up machine beside this file
 
 HELLO = Hello(
     fingerprint=Fingerprint("toy", "1", "t", "d", "1", "ngram", "none", "float32", "cpu", "eager"),
@@ -270,3 +274,12 @@ def run_verb(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture
+def train_verbs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The command line with `train` and `inspect`, in this process; the exit code."""
+    verbs = "steersman_controller.train.verbs"
+    points = [EntryPoint(name, f"{verbs}:{name}", cli.ENTRY_POINTS) for name in ("train", "inspect")]
+    monkeypatch.setattr(cli, "entry_points", lambda group: points)
+    return lambda *args: cli.run([str(arg) for arg in args])

@@ -1,0 +1,1 @@
+"""Offline training: step times in, dense tables with a model card out."""
