@@ -132,8 +132,9 @@ class _Trial:
         self._step_until(kill_s + DOWN_S + self.rng.uniform(0.0, LEASE_INTERVAL_S))
         fallback_after_s = self.judge.verdict(0).fallback_after_s  # later, a new sidecar may bring it about
         self.peer.connected = True
+        back_s = self.clock()
         self._serve(epoch=2, until_s=self.clock() + LEASE_S / 2)
-        returned = self.watch.drafted_k == PLAN_K
+        returned = self.watch.planned_s > back_s
         fill(0)
         self.link.publisher.finish()
         self._take()

@@ -26,6 +26,8 @@ class Watch:
         """That carried anything."""
         self.drafted_k = 0
         """`PLAN_K` or `FALLBACK_K` by the newest drafts; 0 or vLLM's own where it was neither."""
+        self.planned_s = float("-inf")
+        """When drafts were last as long as only the plan asks for; a drafter may find none for a while."""
         self.over_k = 0
         """Steps in which a draft was longer than the worker had been told."""
         self._lease_read_s = lease_read_s
@@ -53,6 +55,8 @@ class Watch:
         self.over_k += depth > told
         # A drafter may find less than it is asked for; what is longer than the fallback's K is the plan's.
         self.drafted_k = PLAN_K if FALLBACK_K < depth <= PLAN_K else depth
+        if self.drafted_k == PLAN_K:
+            self.planned_s = self._clock()
         if self.judge is not None:
             self.judge.see(self.drafted_k, asked_s, lease_read_s)
 
