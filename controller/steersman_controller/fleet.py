@@ -29,6 +29,11 @@ class Fleet:
         """Records that came before their engine's first hello of a boot: not applied."""
         return sum(stream.before_hello for stream in self.streams.values())
 
+    def frames(self, engine_id: str) -> int:
+        """Frames of an engine that counted."""
+        stream = self.streams.get(engine_id)
+        return 0 if stream is None else stream.frames
+
     def apply(self, event: Event) -> Plan | None:
         """Change what the event changes; the plan that has to be sent because of it, if any.
 

@@ -69,7 +69,7 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello"):
     """How the engine executes steps, where one engine knows several ways."""
 
 
-class Group(Struct, frozen=True, array_like=True):
+class Group(Struct, frozen=True, array_like=True, gc=False):
     """What one segment in one context bucket verified in one step."""
 
     segment: Segment
@@ -87,7 +87,7 @@ class Group(Struct, frozen=True, array_like=True):
     """Why a request in the batch had no draft although K was above 0."""
 
 
-class StepReport(Struct, frozen=True, array_like=True, tag="step"):
+class StepReport(Struct, frozen=True, array_like=True, tag="step", gc=False):
     """One propose-verify-accept round of the whole batch."""
 
     step: Count

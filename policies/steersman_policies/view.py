@@ -8,7 +8,7 @@ from msgspec import Struct
 from steersman_policies.messages import Hello
 from steersman_policies.plan import Plan, Slo
 from steersman_policies.segmenter import Segmenter
-from steersman_policies.units import Count, Fraction, Name, Seconds, Segment
+from steersman_policies.units import Count, Fraction, Name, ProposalLength, Seconds, Segment
 
 Row: TypeAlias = tuple[Seconds, ...]
 
@@ -65,6 +65,14 @@ class SegmentBelief(Struct, frozen=True):
     """Lower bound of the 90 % interval."""
     drafted_share: tuple[Fraction, ...]
     """P(the drafter offers position j | it has a draft, K >= j): a drafter may fall short of K."""
+    acceptance_high: tuple[Fraction, ...] = ()
+    """Upper bound of the 90 % interval."""
+    invalid_state_share: Fraction = 0.0
+    """Of the requests under a K above 0, those that the drafter has no valid state for: they are not drafted
+    for, and `coverage` does not count them."""
+    by_k: dict[ProposalLength, tuple[Fraction, ...]] = {}
+    """Position acceptance by commanded K, for the K that have enough evidence of their own, where it differs
+    from K to K; empty where `acceptance` holds for every K."""
 
     def survival(self, *, low: bool = False) -> tuple[float, ...]:
         """P(position j is accepted | asked for at least j), coverage included.

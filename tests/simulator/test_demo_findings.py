@@ -83,10 +83,13 @@ def test_result_holds_what_the_demo_promises(findings: Findings) -> None:
 
 
 def test_simulation_of_a_simulated_engine_is_close(findings: Findings) -> None:
-    """Fitted on off and fixed of a known world, the simulator predicts its steered arm within 10 %."""
+    """Fitted on off and fixed of a known world, the simulator predicts its steered arm within 10 %; within
+    15 % where a figure is the median of a few dozen requests, which two runs of one world differ by."""
     ratios = findings.result["fidelity"]["simulated_over_measured"]
     assert set(ratios) == set(FIDELITY)
-    assert all(0.9 < ratio < 1.1 for key, ratio in ratios.items() if key != "ttft_p50_s")
+    for key, ratio in ratios.items():
+        tolerance = 0.15 if "p50" in key else 0.1
+        assert abs(ratio - 1.0) < tolerance, key
 
 
 def test_fidelity_never_sees_the_steered_arm(live: Live) -> None:

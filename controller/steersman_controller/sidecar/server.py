@@ -25,7 +25,7 @@ from steersman_controller.sidecar.snapshots import Snapshots
 from steersman_controller.sidecar.wire import Refused, TelemetrySocket, admin_socket
 from steersman_controller.trace.recorder import Recorder
 from steersman_policies.codec import SCHEMA, Frame
-from steersman_policies.messages import Lease, PlanAck
+from steersman_policies.messages import Lease, PlanAck, StepReport
 from steersman_policies.plan import Plan
 
 FRAMES_PER_POLL = 256
@@ -168,9 +168,12 @@ class Sidecar:
         received = _received(frame, self.clock())
         engine_id = received.engine_id
         peer = self._meet(engine_id, received.at_s)
-        before = gauges.learned(self.fleet, engine_id)
+        frames = self.fleet.frames(engine_id)
         self.apply(received)
-        gauges.note(self.metrics, self.fleet, received, before)
+        if isinstance(received.record, StepReport):
+            return True
+        if self.fleet.frames(engine_id) > frames:
+            gauges.note(self.metrics, received)
         if isinstance(received.record, PlanAck):
             peer.answer(received.record, received.at_s)
         self._restore(peer, received.at_s)
