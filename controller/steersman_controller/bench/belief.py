@@ -4,6 +4,7 @@ import random
 import statistics
 import sys
 import time
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from steersman_controller.bench.traffic import (
 )
 from steersman_controller.core import Controller
 from steersman_controller.events import ControllerConfig
+from steersman_controller.sidecar.serving import collect_rarely
 from steersman_policies import policy
 from steersman_policies.codec import SCHEMA, Envelope, decode_payload, fingerprint_digest
 from steersman_policies.codec import encode as encode_frames
@@ -52,6 +54,7 @@ def run(
     `plan_incremental_ms` is what a planner waits for when the usual number of reports came since the last
     plan; `compile_full_ms` the same for a belief that was just restored and has all there is to fold.
     """
+    collect_rarely()
     known = patterns(random.Random(seed))  # noqa: S311 - chance that replays
     progress(f"{frames:,} frames through a socket")
     taken = ingest.measure(frames)
@@ -85,16 +88,14 @@ def _learn(known: list[Any], reports: int, progress: Callable[[str], None]) -> d
     """Feed a controller, asking for tables as often as a sidecar does."""
     controller = _controller()
     per_plan = round(STEPS_PER_S * controller.config.plan_interval_s)
-    blocks_us: list[float] = []
-    views_ms: list[float] = []
-    plans_ms: list[float] = []
+    blocks_us, views_ms, plans_ms = array("d"), array("d"), array("d")
     source = stream(known, reports)
     warm_bytes = warm_objects = 0
     blocks = reports // per_plan
     for block in range(blocks):
         if block == int(blocks * WARM_FRACTION):
             warm_bytes, warm_objects = resident_bytes(), sys.getallocatedblocks()
-            blocks_us, views_ms, plans_ms = [], [], []
+            blocks_us, views_ms = array("d"), array("d")
         if block % max(1, blocks // 10) == 0:
             progress(f"{block * per_plan:,} of {reports:,} reports")
         batch = [next(source) for _ in range(per_plan)]
@@ -111,9 +112,6 @@ def _learn(known: list[Any], reports: int, progress: Callable[[str], None]) -> d
             started_ns = time.perf_counter_ns()
             controller.plan(batch[-1].started_s + 1.0)
             plans_ms.append((time.perf_counter_ns() - started_ns) / 1e6)
-        # Lists of figures are not what is looked for.
-        for figures in (blocks_us, views_ms):
-            del figures[:-10_000]
     growth_bytes = resident_bytes() - warm_bytes
     object_growth = sys.getallocatedblocks() - warm_objects
     return {
