@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from steersman_controller.belief.cost import Phase, PredictionError
+from steersman_controller.belief.steps import Phase, PredictionError
 from steersman_policies.messages import PlanAck
 from steersman_policies.plan import Plan
 from steersman_policies.view import SegmentBelief

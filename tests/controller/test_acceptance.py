@@ -240,3 +240,48 @@ def test_old_beliefs_become_uncertain() -> None:
 def test_memory_is_bounded() -> None:
     """Ten thousand steps of 8 drafts are remembered as at most 1,600."""
     assert belief(learned(0.8, CHOICES["5"], steps=10_000)).weight < 1601.0
+
+
+def falling(chance: random.Random, k: int) -> int:
+    """A drafter that gets worse at every position when asked for more."""
+    return draw(0.9 - 0.06 * k, k, chance)
+
+
+def test_acceptance_is_told_apart_where_it_depends_on_k() -> None:
+    """What is expected of a K is what was seen under that K, within 0.15 tokens; pooled it is far off."""
+    chance, model = random.Random(1), Acceptance(K_MAX)
+    for step in range(3000):
+        k = chance.choice((1, 2, 4, 8))
+        model.observe("code", group(k, [(k, falling(chance, k)) for _ in range(8)]), step)
+    believed = belief(model)
+    assert set(believed.by_k) == {1, 2, 4, 8}
+    for k in (1, 2, 4, 8):
+        alpha = 0.9 - 0.06 * k
+        assert believed.gains()[k] == pytest.approx(sum(alpha**j for j in range(1, k + 1)), abs=0.15)
+    pooled = sum(believed.survival()[:8])
+    assert pooled > believed.gains()[8] + 0.3
+
+
+@pytest.mark.parametrize("choice", ["random", "follows the last outcome"])
+def test_equal_acceptance_stays_pooled(choice: str) -> None:
+    """While acceptance is the same under every K, it is believed from all of them at every moment."""
+    chance, model, last = random.Random(3), Acceptance(K_MAX), 0
+    for step in range(6000):
+        k = CHOICES[choice](chance, last)
+        outcomes = [(k, draw(0.7, k, chance)) for _ in range(8)]
+        last = outcomes[0][1]
+        model.observe("code", group(k, outcomes), step)
+        if step % 100 == 99:
+            assert belief(model).by_k == {}, step
+
+
+def test_a_gap_in_drafter_state_is_a_class_of_its_own() -> None:
+    """Requests without valid state lower neither coverage nor acceptance, and their share is known."""
+    model, chance = Acceptance(K_MAX), random.Random(1)
+    for step in range(1000):
+        pairs = [(4, draw(0.7, 4, chance)) for _ in range(6)] + [(0, 0)] * 2
+        model.observe("code", group(4, pairs, not_drafted={"invalid_state": 2}), step)
+    believed = belief(model)
+    assert believed.coverage == pytest.approx(1.0, abs=0.01)
+    assert believed.invalid_state_share == pytest.approx(0.25, abs=0.01)
+    assert believed.acceptance[0] == pytest.approx(0.7, abs=0.04)

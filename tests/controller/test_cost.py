@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from steersman_controller.belief.belief import Belief
-from steersman_controller.belief.cost import StepSeconds
 from steersman_controller.belief.fit import Line, Rows, predictions
+from steersman_controller.belief.steps import StepSeconds
 from steersman_policies.messages import Fingerprint, Hello, StepReport
 from steersman_policies.view import StepCost
 
@@ -197,6 +197,7 @@ def test_special_steps_teach_nothing(special: dict[str, object]) -> None:
         assert model.compile(0.0) == before
     # What is learned of acceptance ends blocks, which weighs the same evidence a little differently.
     assert model.compile(0.0).verify_at(20, 1200) == pytest.approx(before.verify_at(20, 1200), rel=1e-3)
+    assert model.compile(0.0).first_after_switch_s == max(model.first_after_switch_s, 0.0)
     assert (model.first_after_switch_s > 1.0) == ("first_after_switch" in special)
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from steersman_controller.belief.arrays import block_steps
 from steersman_controller.belief.belief import Belief
+from steersman_controller.belief.decay import Decay
+from steersman_controller.belief.evidence import Evidence
 from steersman_controller.belief.watch import Watch
 from steersman_policies.view import SegmentBelief
 
@@ -207,3 +209,48 @@ def test_autocorrelation_and_dispersion_are_reported() -> None:
     rho, dispersion = calm.bursts()["code"]
     assert rho < 0.12
     assert dispersion == pytest.approx(1.0, abs=0.25)
+
+
+def decaying(steps: int, alpha: float, shares: tuple[int, int], belief: Belief, first: int) -> None:
+    """Steps of one segment: requests in two contexts, the longer of which is half as easy to draft for."""
+    rng = np.random.default_rng(first)
+    for step in range(first, first + steps):
+        groups = [
+            traffic.group("code", 4, accepted(rng, level, requests, 4), bucket=bucket)
+            for bucket, requests, level in ((0, shares[0], alpha), (3, shares[1], alpha / 2.0))
+            if requests
+        ]
+        belief.observe(traffic.report(step, groups))
+
+
+def test_slow_decay_is_noticed_and_a_shift_of_the_mix_is_not() -> None:
+    """A tenth of the accepted length lost over 10,000 steps is; the same loss with longer contexts is not."""
+    shifting, sinking = Belief(traffic.HELLO), Belief(traffic.HELLO)
+    for belief in (shifting, sinking):
+        decaying(2500, 0.8, (6, 2), belief, 0)
+    for part in range(20):
+        decaying(500, 0.8 - 0.008 * part, (6, 2), sinking, 2500 + 500 * part)
+        decaying(500, 0.8, (6 - part // 4, 2 + part // 4), shifting, 2500 + 500 * part)
+    for belief in (shifting, sinking):
+        belief.fold()
+    assert sinking.alarms["decay"] >= 1
+    assert shifting.alarms["decay"] == 0
+
+
+def test_decay_watched_on_all_traffic_would_blame_the_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With today's contexts instead of the first ones, the shift above is called decay."""
+    look = Decay.look
+
+    def with_present_mix(self: Decay, evidence: Evidence, asked_steps: npt.NDArray[np.int64]) -> object:
+        reached = evidence.by_context().reached[:, :, 0]
+        found = look(self, evidence, asked_steps)
+        self.state.mix = reached / np.maximum(reached.sum(axis=1, keepdims=True), 1e-300)
+        return found
+
+    monkeypatch.setattr(Decay, "look", with_present_mix)
+    shifting = Belief(traffic.HELLO)
+    decaying(2500, 0.8, (6, 2), shifting, 0)
+    for part in range(20):
+        decaying(500, 0.8, (6 - part // 4, 2 + part // 4), shifting, 2500 + 500 * part)
+    shifting.fold()
+    assert shifting.alarms["decay"] >= 1

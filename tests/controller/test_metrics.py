@@ -4,6 +4,7 @@ import math
 import socket
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,8 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from steersman_controller.belief.belief import Belief
 from steersman_controller.belief.tally import REASONS
+from steersman_controller.events import Alarmed
+from steersman_controller.fleet import Fleet
 from steersman_controller.sidecar.config import SidecarConfig
 from steersman_controller.sidecar.metrics import Metrics
+from steersman_controller.trace.recorder import Recorder
+from steersman_controller.trace.recording import read_recording
 from steersman_policies.messages import Hello, RequestReport, StepReport
 from steersman_policies.units import MAX_SEGMENTS
 from steersman_policies.view import SegmentBelief
@@ -168,3 +173,32 @@ def test_it_is_served_on_loopback_and_a_taken_port_is_one_clear_line() -> None:
         assert b'steersman_build_info{version="0.0.0"} 1.0' in reply.read()
     with pytest.raises(ValueError, match=rf"--metrics-port: cannot listen on 127.0.0.1:{port}.*0 for no"):
         metrics().serve(port)
+
+
+def test_a_drift_is_an_event_a_metric_and_a_line(
+    config: SidecarConfig, hello: Hello, step: Step, sidecars: Make, engines: Make, tmp_path: Path
+) -> None:
+    """A drafter that stops being accepted shows in the scrape, in the recording and nowhere twice."""
+    one, engine = sidecars(config, recorder=Recorder(tmp_path / "rec")), engines(config.telemetry)
+    engine.send(hello)
+    one.frames(1)
+    for first in range(1, 401, 50):
+        for number in range(first, first + 50):
+            engine.send(step(number, accepted=0 if number > 350 else 2 + number % 2))
+        one.frames(50)
+        one.now_s += 1.0
+        one.sidecar.tick()
+    one.ticks(2.2)
+    assert one.value("drifts_total", engine="gpu0", kind="acceptance") == 1
+    assert one.value("outlier", engine="gpu0", kind="acceptance") == 0
+    one.sidecar.close()
+    events = list(read_recording(tmp_path / "rec").events)
+    alarms = [event for event in events if isinstance(event, Alarmed)]
+    assert [(alarm.engine_id, alarm.kind, alarm.segment) for alarm in alarms] == [
+        ("gpu0", "acceptance", "chat")
+    ]
+    assert 350 < alarms[0].step < 380
+    again = Fleet(events[0])
+    for event in events[1:]:
+        again.apply(event)
+    assert again.controllers["gpu0"].snapshot() == one.sidecar.fleet.controllers["gpu0"].snapshot()

@@ -137,6 +137,11 @@ class Acceptance:
         self.state = state
         self.evidence.state = state.evidence
 
+    def totals(self) -> tuple[float, float]:
+        """Draft tokens accepted and reached, over everything remembered."""
+        found = self.evidence.by_context()
+        return float(found.accepted.sum()), float(found.reached.sum())
+
     def beliefs(
         self,
         rows: Mapping[str, int],

@@ -17,9 +17,11 @@ from msgspec import Struct
 from steersman_controller.belief.acceptance import Acceptance, AcceptanceState
 from steersman_controller.belief.arrays import Array, Counts, Mask, block_steps
 from steersman_controller.belief.columns import Columns, columns
-from steersman_controller.belief.cost import CostModel, CostState, Sight
+from steersman_controller.belief.cost import CostModel, CostState
+from steersman_controller.belief.decay import Decay, DecayState
 from steersman_controller.belief.estimate import PRIOR, Estimate
 from steersman_controller.belief.load import LoadState, RecentLoad
+from steersman_controller.belief.steps import Sight
 from steersman_controller.belief.tally import Tally
 from steersman_controller.belief.watch import Watch, WatchState
 from steersman_policies.messages import Hello, StepReport
@@ -45,7 +47,7 @@ class Drift(Struct, frozen=True):
     """The watch saw a stream leave its level, in the given step of those that were learned."""
 
     kind: str
-    """acceptance, coverage or cost."""
+    """acceptance, coverage, cost or decay."""
     segment: str
     """Empty for cost."""
     step: int
@@ -61,6 +63,7 @@ class BeliefState(Struct):
     acceptance: AcceptanceState
     cost: CostState
     watch: WatchState
+    decay: DecayState
 
 
 class Belief:
@@ -88,6 +91,8 @@ class Belief:
         self._watch = Watch(
             np.array([BURSTY_DRAFTS] * 2 * MAX_SEGMENTS + [1.0] * self._cost.verify.intervals)
         )
+        contexts = self._acceptance.evidence.state.by_context.shape[2]
+        self._decay = Decay(contexts, hello.launch_k or max(hello.k_max // 2, 1))
         self._waiting: list[StepReport] = []
 
     def observe(self, report: StepReport) -> None:
@@ -107,6 +112,12 @@ class Belief:
         at = 0
         while at < every.steps:
             at += self._learn(every.cut(at, every.steps))
+
+    def taken_drifts(self) -> list[Drift]:
+        """Alarms since the last call."""
+        self.fold()
+        taken, self.drifts = self.drifts, []
+        return taken
 
     def restarted(self) -> None:
         """The same engine booted again: its clock and its batch start anew."""
@@ -171,6 +182,7 @@ class Belief:
             acceptance=self._acceptance.state,
             cost=self._cost.state,
             watch=self._watch.state,
+            decay=self._decay.state,
         )
 
     def restore(self, state: BeliefState) -> None:
@@ -181,6 +193,7 @@ class Belief:
         self._acceptance.restore(state.acceptance)
         self._cost.restore(state.cost)
         self._watch.state = state.watch
+        self._decay.state = state.decay
 
     def _learn(self, waiting: Columns) -> int:
         """Learn from the first steps of these, as many as can be taken at once; how many that were."""
@@ -208,10 +221,10 @@ class Belief:
         self._acceptance.learn(chunk, rows)
         self._cost.learn(chunk, sight)
         self._filled += taught
-        if steps == placed.steps:
-            self._free(placed.leaver)
         if len(alarmed) or self._filled == self._block:
             self._settle(alarmed.tolist())
+        if steps == placed.steps:
+            self._free(placed.leaver)
         return steps
 
     def _residuals(self, chunk: Columns, rows: Counts, sight: Sight) -> tuple[Array, Mask]:
@@ -234,6 +247,10 @@ class Belief:
         self._steps += self._filled
         self._filled = 0
         self._load.settle()
+        evidence = self._acceptance.evidence
+        decayed = self._decay.look(evidence, evidence.state.asked_steps)
+        for row in decayed.tolist():
+            self._note(Drift("decay", self._load.state.names[row], self._steps))
         self._acceptance.settle()
         self.tally.errors(self._cost.settle())
         renewed = self._watch.settle()
@@ -265,4 +282,5 @@ class Belief:
             return
         self._load.free(row)
         self._acceptance.free(row)
-        self._watch.forget(np.array([row, row + MAX_SEGMENTS]))
+        self._decay.free(row)
+        self._watch.free(np.array([row, row + MAX_SEGMENTS]))

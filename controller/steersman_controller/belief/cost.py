@@ -1,7 +1,6 @@
 """What a step costs: belief, learned online and compiled into the tables that planners read."""
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -9,23 +8,26 @@ from msgspec import Struct
 from steersman_controller.belief.arrays import BLOCK_STEPS, Array, Counts, Mask, fades
 from steersman_controller.belief.columns import Columns
 from steersman_controller.belief.fit import FitState, Line, Rows, predictions
-from steersman_controller.belief.verify import ASSUMED_S, FEATURES, KNEE_TOKENS, UNITS, Curve, VerifyCost
+from steersman_controller.belief.steps import (
+    DRAFT,
+    OTHER,
+    PHASES,
+    VERIFY,
+    WIDTH,
+    Phase,
+    PredictionError,
+    Sight,
+    StepSeconds,
+    host_features,
+    log_ratio,
+    phases,
+)
+from steersman_controller.belief.verify import ASSUMED_S, KNEE_TOKENS, UNITS, Curve, VerifyCost
 from steersman_policies.messages import CONTEXT_EDGES_TOKENS, Hello
 from steersman_policies.view import StepCost
 
-Phase: TypeAlias = Literal["draft", "verify", "other", "step"]
-PHASES: tuple[Phase, ...] = ("draft", "verify", "other", "step")
-
-VERIFY, DRAFT, OTHER = slice(0, FEATURES), slice(FEATURES, FEATURES + 4), slice(FEATURES + 4, FEATURES + 6)
-"""Which features say what a phase costs."""
-
-WIDTH = FEATURES + 6
-
 KEEP_ERROR = 0.95
 """Kept of the running errors at each step."""
-
-LARGEST_LOG = 5.0
-"""No step counts as further from its prediction than by this factor of e."""
 
 RECENT = 256
 """Steps by interval whose errors make the bounds of a prediction."""
@@ -37,28 +39,6 @@ KEEP_DOUBTED = 1.0 / 32.0
 
 FADE = 0.9984
 """Kept after a full block, so that an interval that is never visited again is forgotten in the end."""
-
-
-class StepSeconds(Struct, frozen=True, gc=False):
-    """Seconds by phase."""
-
-    draft_s: float
-    verify_s: float
-    other_s: float
-
-    @property
-    def step_s(self) -> float:
-        """The whole step."""
-        return self.draft_s + self.verify_s + self.other_s
-
-
-class PredictionError(Struct, frozen=True):
-    """Predicted against actual seconds of one phase: of the newest step, and of recent ones."""
-
-    predicted_s: float
-    actual_s: float
-    relative: float
-    """Mean |predicted - actual| over mean actual, at most 1; 1 before there is any evidence."""
 
 
 class Solution(Struct):
@@ -95,29 +75,6 @@ class CostState(Struct):
     steps: int = 0
     first_after_switch_s: float = 0.0
     """Mean seconds that the first step after a switch takes longer than predicted."""
-
-
-class Sight(Struct, frozen=True, gc=False):
-    """Those steps of a chunk that teach something, and what was expected of them."""
-
-    steps: Counts
-    interval: Counts
-    rows: Array
-    predicted: Array
-    actual: Array
-    log_error: Array
-    """log(actual / expected by the reference); 0 where there is none."""
-
-    def taken(self, which: Mask) -> "Sight":
-        """Only some of the steps."""
-        return Sight(
-            self.steps[which],
-            self.interval[which],
-            self.rows[which],
-            self.predicted[which],
-            self.actual[which],
-            self.log_error[which],
-        )
 
 
 class CostModel:
@@ -191,12 +148,12 @@ class CostModel:
             chunk.decode_requests[pick],
         )
         products = self.state.compared[:, interval] * rows
-        predicted = _phases(products[0])
+        predicted = phases(products[0])
         actual = np.empty((len(steps), len(PHASES)))
         actual[:, :3] = chunk.seconds[:, pick].T
         actual[:, 3] = chunk.busy_s[pick]
         expected = np.cumsum(products[1], axis=1)[:, -1]
-        log_error = np.where(expected > 0.0, _log_ratio(actual[:, 3], expected), 0.0)
+        log_error = np.where(expected > 0.0, log_ratio(actual[:, 3], expected), 0.0)
         return Sight(steps, interval, rows, predicted, actual, log_error)
 
     def learn(self, chunk: Columns, sight: Sight) -> None:
@@ -268,7 +225,7 @@ class CostModel:
             )
         )
         coefficients = self._coefficients(self._solved())
-        draft_s, verify_s, other_s, _ = _phases(coefficients[interval] * rows)[0].tolist()
+        draft_s, verify_s, other_s, _ = phases(coefficients[interval] * rows)[0].tolist()
         return StepSeconds(draft_s, verify_s, other_s)
 
     def bounds(self, target_tokens: float) -> tuple[float, float]:
@@ -305,7 +262,7 @@ class CostModel:
         requests = (1, self.max_batch) if self.max_batch > 1 else (1,)
         rows = np.zeros(((self.k_max + 1) * len(requests), WIDTH))
         grid = np.tile(np.array(requests, np.float64), self.k_max + 1)
-        _host_features(rows, np.repeat(np.arange(self.k_max + 1.0), len(requests)), grid, grid)
+        host_features(rows, np.repeat(np.arange(self.k_max + 1.0), len(requests)), grid, grid)
         draft_s = predictions(solution.draft, rows[:, DRAFT]).reshape(-1, len(requests))
         other_s = predictions(solution.other, rows[: len(requests), OTHER])
         return StepCost(
@@ -318,6 +275,7 @@ class CostModel:
             # What a request costs in the forward whatever its draft is no matter of tokens: it goes here.
             other_s=tuple((other_s + per_request * np.array(requests)).tolist()),
             relative_error=self.relative_error,
+            first_after_switch_s=max(self.first_after_switch_s, 0.0),
         )
 
     def restore(self, state: CostState) -> None:
@@ -347,7 +305,7 @@ class CostModel:
         rows[:, 3] = decode_requests / UNITS[1]
         rows[:, 4] = prefill_tokens / UNITS[2]
         rows[:, 5] = prefill_tokens > 0.0
-        _host_features(rows, depth, requests_drafting, decode_requests)
+        host_features(rows, depth, requests_drafting, decode_requests)
         return interval, rows
 
     def _block(self) -> tuple[Rows, Rows, Rows]:
@@ -396,42 +354,13 @@ class CostModel:
             weight = fades(KEEP_ERROR, number)[:, None]
             state.errors *= KEEP_ERROR**number
             state.errors += np.stack([(wrong * weight).sum(axis=0), (actual * weight).sum(axis=0)], axis=1)
-        logs = _log_ratio(actual[:, 3], predicted[:, 3])
+        logs = log_ratio(actual[:, 3], predicted[:, 3])
         for interval in np.unique(state.interval[now]).tolist():
             mine = logs[state.interval[now] == interval]
             at = (state.logs_seen[interval] + np.arange(len(mine))) % RECENT
             state.logs[interval, at] = mine
             state.logs_seen[interval] += len(mine)
         return np.asarray(wrong / np.maximum(actual, 1e-9))
-
-
-def _phases(products: Array) -> Array:
-    """Predicted seconds by phase, the whole step last; a forward takes a twentieth of its curve at least."""
-    out = np.empty((len(products), len(PHASES)))
-    verify = np.cumsum(products[:, VERIFY], axis=1)
-    draft = np.cumsum(products[:, DRAFT], axis=1)
-    out[:, 0] = draft[:, -1]
-    out[:, 1] = np.maximum(verify[:, -1], 0.05 * verify[:, 1])
-    out[:, 2] = products[:, OTHER.start] + products[:, OTHER.start + 1]
-    out[:, 3] = out[:, 0] + out[:, 1] + out[:, 2]
-    return out
-
-
-def _host_features(rows: Array, depth: Array, requests_drafting: Array, decode_requests: Array) -> None:
-    """Write the features of drafting and of the rest."""
-    asked = depth > 0.0
-    hundreds = requests_drafting / 100.0
-    rows[:, DRAFT.start] = asked
-    rows[:, DRAFT.start + 1] = hundreds * asked
-    rows[:, DRAFT.start + 2] = depth
-    rows[:, DRAFT.start + 3] = depth * hundreds
-    rows[:, OTHER.start] = 1.0
-    rows[:, OTHER.start + 1] = decode_requests / 100.0
-
-
-def _log_ratio(actual_s: Array, predicted_s: Array) -> Array:
-    ratio = np.log(np.maximum(actual_s, 1e-9) / np.maximum(predicted_s, 1e-9))
-    return np.minimum(np.maximum(ratio, -LARGEST_LOG), LARGEST_LOG)
 
 
 def _context_grid(max_batch: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from steersman_controller.belief.arrays import Array, Counts
 from steersman_controller.belief.columns import Columns
-from steersman_controller.belief.cost import PHASES, Phase
+from steersman_controller.belief.steps import PHASES, Phase
 from steersman_policies.messages import StepReport
 
 STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)

@@ -41,7 +41,7 @@ REMEMBERED_STEPS = 400
 """The evidence that a reference is made of remembers no more. What is known better later is by how much it
 is off: its residuals get an offset."""
 
-PRIOR_STEPS = 32.0
+PRIOR_STEPS = 16.0
 PRIOR_RHO = 0.3
 
 
@@ -139,6 +139,12 @@ class Watch:
         state.moments[:, channels] = 0.0
         state.sums[:, :, channels] = 0.0
         state.watched[:, channels] = state.near[:, channels] = False
+
+    def free(self, channels: Counts) -> None:
+        """Begin these channels anew for another stream: not even what is usual is known of it."""
+        self.forget(channels)
+        self.state.variance[channels] = self.state.rho[channels] = 0.0
+        self.state.deviation[channels] = self.state.alone[channels] = 1.0
 
     def settle(self) -> Mask:
         """End the block; the channels whose references are to be made anew, now."""

@@ -38,6 +38,10 @@ def refresh(sidecar: "Sidecar", now_s: float) -> None:
         metrics.reach("sends_dropped", sidecar.telemetry.dropped(engine), engine)
         metrics.set("silent_seconds", now_s - sidecar.peers[engine].heard_s, engine)
         _show(metrics, engine, controller)
+        health = fleet.health.get(engine)
+        complaints = () if health is None else health.complaints
+        for kind in ("acceptance", "cost"):
+            metrics.set("outlier", float(kind in complaints), engine, kind)
     if sidecar.recorder is not None:
         metrics.set("recording_failed", 1.0 if sidecar.recorder.failed else 0.0)
 

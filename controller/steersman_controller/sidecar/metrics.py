@@ -53,7 +53,7 @@ _COUNTERS: Final = {
     "plan_acks": ("Answers to plans: applied or refused.", ["engine", "result"]),
     "requests": ("Finished requests.", ["engine"]),
     "reports_refused": ("Step reports that contradict themselves or the clock.", ["engine"]),
-    "drifts": ("Changes that the watch saw: acceptance, coverage or cost.", ["engine", "kind"]),
+    "drifts": ("Changes noticed: of acceptance, coverage or cost, or slow decay.", ["engine", "kind"]),
     "snapshots_refused": ("Snapshots that were corrupt or belonged elsewhere.", []),
     "plan_errors": ("Plans that a policy failed to make.", ["engine"]),
 }
@@ -79,6 +79,10 @@ _GAUGES: Final = {
     "invalid_state_ratio": (
         "Share of requests that the drafter has no valid state for.",
         ["engine", "segment"],
+    ),
+    "outlier": (
+        "1 while an engine is clearly worse than its peers in this, and planned alone.",
+        ["engine", "kind"],
     ),
     "coverage_ratio": ("Belief: share of requests in which the drafter has a draft.", ["engine", "segment"]),
     "policy_info": ("The policy of the newest plan.", ["engine", "policy", "policy_version"]),
