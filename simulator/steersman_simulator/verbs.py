@@ -73,7 +73,7 @@ def demo(
 
     Starts an engine and a sidecar of its own, and stops both. Takes about six minutes on two CPU cores.
     With --vllm: vLLM without speculation, with K = 4, with its own table as a sweep tunes it, and steered;
-    half an hour. The adapter must be installed in vLLM's environment.
+    45 minutes. The adapter must be installed in vLLM's environment.
     """
     from steersman_simulator.demo.command import run_demo
 
