@@ -184,12 +184,10 @@ class Run:
 
 def _scheduler(model: str, is_async: bool, blocks: int) -> Any:
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-    from vllm.v1.structured_output import StructuredOutputManager
 
-    from steersman_engine.adapters.vllm.scheduler import SteersmanScheduler
+    from steersman_engine.bench.vllm.driven import scheduler_without_model
 
-    config = EngineArgs(
+    arguments = EngineArgs(
         model=model,
         dtype="float32",
         max_num_seqs=12,
@@ -203,18 +201,8 @@ def _scheduler(model: str, is_async: bool, blocks: int) -> Any:
             "prompt_lookup_max": 4,
             "num_speculative_tokens_per_batch_size": [[1, 2, K], [3, 6, 2], [7, 12, 0]],
         },
-    ).create_engine_config()
-    config.scheduler_config.async_scheduling = is_async  # vLLM forces it on or off by the device
-    config.cache_config.num_gpu_blocks, config.cache_config.block_size = blocks, 16
-    kv = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=1, dtype=config.model_config.dtype)
-    groups = [KVCacheGroupSpec(["layer"], kv)]
-    return SteersmanScheduler(
-        vllm_config=config,
-        kv_cache_config=KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups),
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=16,
-        log_stats=True,
     )
+    return scheduler_without_model(arguments, is_async=is_async, blocks=blocks, block_size=16)
 
 
 def _request(request_id: str, prompt: int, tokens: int, segment: str, is_open: bool) -> Any:

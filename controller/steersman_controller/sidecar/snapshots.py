@@ -5,9 +5,10 @@ The bytes are a controller's own snapshot, which checks itself when it is restor
 
 import hashlib
 import logging
-import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+
+from steersman_controller.whole_file import write_whole
 
 MAX_SNAPSHOT_BYTES = 16 << 20
 
@@ -56,12 +57,7 @@ class Snapshots:
 
 
 def _write(path: Path, snapshot: bytes) -> None:
-    partial = path.with_suffix(".partial")
     try:
-        with partial.open("wb") as file:
-            file.write(snapshot)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        write_whole(path, snapshot)
     except OSError as error:
         log.error("snapshot not written: %s: %s", path, error)

@@ -7,7 +7,6 @@ bytes is refused, so there is no place for anything that was not checked. No cod
 
 import hashlib
 import io
-import os
 import struct
 import zipfile
 from pathlib import Path
@@ -159,13 +158,6 @@ def encode_bundle(manifest: Manifest, packed: bytes) -> bytes:
         for name, content in ((MANIFEST, msgspec.json.encode(manifest)), (TABLES, packed)):
             archive.writestr(zipfile.ZipInfo(name, _EPOCH), content)
     return out.getvalue()
-
-
-def write_bundle(path: Path, manifest: Manifest, packed: bytes) -> None:
-    """Write the file whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(encode_bundle(manifest, packed))
-    os.replace(partial, path)
 
 
 def read_bundle(path: Path) -> Bundle:

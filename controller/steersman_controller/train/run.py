@@ -18,7 +18,6 @@ from steersman_controller.train.bundle import (
     encode_bundle,
     pack_tables,
     tables_hash,
-    write_bundle,
 )
 from steersman_controller.train.card import group_card, mean
 from steersman_controller.train.cells import NO_CELLS, Cells
@@ -33,6 +32,7 @@ from steersman_controller.train.reduction import Group
 from steersman_controller.train.selection import Selected, select, unscored
 from steersman_controller.train.step_times import Source, read_step_times
 from steersman_controller.train.survival import Survival, read_acceptance
+from steersman_controller.whole_file import write_whole
 from steersman_policies.messages import Fingerprint
 
 Progress = Callable[[str, float], None]
@@ -92,10 +92,10 @@ def train(request: Request, progress: Progress) -> Trained:
     if request.evaluate_choice:
         choice, measured = _choice(request, selected, groups, progress)
     gathered = msgspec.structs.replace(gathered, acceptance=gathered.acceptance or measured)
-    content = _encoded(request, gathered, selected, groups, tables, choice)
+    content = encode_bundle(*_contents(request, gathered, selected, groups, tables, choice))
     if request.out is not None:
-        write_bundle(request.out, *content)
-    return Trained(decode_bundle(encode_bundle(*content), "the new bundle"), prior, gathered.warning)
+        write_whole(request.out, content)
+    return Trained(decode_bundle(content, "the new bundle"), prior, gathered.warning)
 
 
 def _refuse_nonsense(request: Request) -> None:
@@ -166,7 +166,7 @@ def _choice(
     return report, {name: survival.position_acceptance for name, survival in survivals.items()}
 
 
-def _encoded(
+def _contents(
     request: Request,
     gathered: _Gathered,
     selected: Mapping[Group, Selected],

@@ -9,7 +9,6 @@ import gzip
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -17,6 +16,8 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from steersman_policies.policy import did_you_mean
 
 MEMORY_LIMIT = "2GB"
 """What DuckDB may hold before it spills to a temporary folder."""
@@ -76,9 +77,8 @@ class TableFile:
         """`name`, if the file has such a column; else ValueError with what it may have meant."""
         if name in self.names:
             return name
-        close = get_close_matches(name, self.names, 1, 0.6)
-        guess = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(self.names)}"
-        raise ValueError(f"{self.path}: no column {name!r} ({option}){guess}")
+        hint = did_you_mean(name, self.names).removeprefix(", ") or f"it has {', '.join(self.names)}"
+        raise ValueError(f"{self.path}: no column {name!r} ({option}); {hint}")
 
     def run(self, connection: duckdb.DuckDBPyConnection, sql: str, report: Report | None = None) -> None:
         """Run a statement that reads the file; `report` hears how far it is."""
@@ -148,8 +148,8 @@ def known(names: Mapping[str, Any] | Sequence[str], name: str, option: str) -> s
     """`name`, if it is one of `names`; else ValueError with what it may have meant."""
     if name in names:
         return name
-    close = get_close_matches(name, list(names), 1, 0.6)
-    guess = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(name, names).removeprefix(", ")
+    guess = f"; {hint}" if hint else ""
     raise ValueError(f"{option}: no {name!r}{guess} allowed are {', '.join(names)}")
 
 

@@ -182,22 +182,32 @@ class _Bench:
 def make_scheduler(spec: Spec, *, is_async: bool) -> Any:
     """A `SteersmanScheduler` for `spec.sizes.requests`, as vLLM's engine core would make it."""
     table, max_num_seqs = speculative(K_MAX, REACHABLE_K, spec.sizes.requests)
-    config = EngineArgs(
+    arguments = EngineArgs(
         model=spec.model,
         dtype="float32",
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=16_384,
         enable_prefix_caching=False,
         speculative_config=table,
-    ).create_engine_config()
+    )
+    return scheduler_without_model(arguments, is_async=is_async, blocks=BLOCKS)
+
+
+def scheduler_without_model(
+    arguments: EngineArgs, *, is_async: bool, blocks: int, block_size: int | None = None
+) -> Any:
+    """A `SteersmanScheduler` over a KV cache of `blocks` that nobody fills."""
+    config = arguments.create_engine_config()
     config.scheduler_config.async_scheduling = is_async  # vLLM forces it on or off by the device
-    config.cache_config.num_gpu_blocks = BLOCKS
+    config.cache_config.num_gpu_blocks = blocks
+    if block_size is not None:
+        config.cache_config.block_size = block_size
     size = config.cache_config.block_size
     kv = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=config.model_config.dtype)
     return SteersmanScheduler(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
-            num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], kv)]
+            num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], kv)]
         ),
         structured_output_manager=StructuredOutputManager(config),
         block_size=size,
