@@ -9,13 +9,12 @@ from typing import Literal
 
 import msgspec
 
-from steersman_controller.belief.acceptance import Acceptance
-from steersman_controller.belief.cost import CostModel
-from steersman_controller.belief.evidence import CONTEXTS
-from steersman_controller.belief.load import RecentLoad
+from steersman_controller.belief.belief import Belief
+from steersman_controller.belief.clock import EngineClock
+from steersman_controller.belief.estimate import PRIOR, Estimate
 from steersman_controller.events import ControllerConfig
-from steersman_controller.snapshot import Contents, seal, unseal
-from steersman_controller.status import Status, phase_error
+from steersman_controller.snapshot import Contents, same_shape, seal, unseal
+from steersman_controller.status import Status
 from steersman_policies import policy as policies
 from steersman_policies.codec import FromEngine
 from steersman_policies.executor import mix
@@ -55,22 +54,23 @@ class Controller:
         self.leased_plan_id: int | None = None
         """The last plan that the engine put in force: the one to lease."""
         self.counters: Counter[str] = Counter()
-        self.cost = CostModel(hello)
-        self.acceptance = Acceptance(hello.k_max)
-        self.load = RecentLoad()
+        self.belief = Belief(hello)
+        self.fleet_acceptance: Estimate = PRIOR
+        """What the beliefs about this engine lean on."""
         self.last_report: StepReport | None = None
         self.last_plan_id = after_plan_id
         self._plans = 0
         self._planned_at_s: float | None = None
         self._heard_at_s: float | None = None
         self._reissue = False
+        self._clock = EngineClock()
 
     def observe(self, record: FromEngine, now_s: float) -> None:
-        """Learn from a record of the engine. Contradictory groups are counted and ignored."""
+        """Learn from a record of the engine. Reports that contradict themselves are counted and ignored."""
         self._heard_at_s = now_s
         match record:
             case StepReport():
-                self._observe_step(record)
+                self._observe_step(record, now_s)
             case PlanAck():
                 self._observe_ack(record)
             case RequestReport():
@@ -115,15 +115,23 @@ class Controller:
 
     def restarted(self) -> None:
         """The same engine booted again: what was learned stays, its clock and its plan are gone."""
-        self.load.restarted()
+        self.belief.restarted()
+        self._clock = EngineClock()
         self.acks.clear()
         self.leased_plan_id = None
         self.last_report = None
         self.counters["restarts"] += 1
 
+    def counted(self) -> Counter[str]:
+        """The counters, up to the newest report."""
+        self.belief.fold()
+        self.counters["reports_refused"] += self.belief.refused
+        self.belief.refused = 0
+        return self.counters
+
     def view(self, now_s: float) -> View:
         """What a planner may know now."""
-        prefill_tokens = self.load.state.prefill_tokens
+        prefill_tokens = self.belief.load.prefill_tokens
         return View(
             now_s=now_s,
             hello=self.hello,
@@ -131,9 +139,9 @@ class Controller:
             mode=self.mode,
             next_plan_id=self.last_plan_id + 1,
             seed=self.config.seed,
-            cost=self.cost.compile(prefill_tokens),
+            cost=self.belief.cost.compile(prefill_tokens),
             segments=self.segments(),
-            mean_context_tokens=self.load.mean_context_tokens,
+            mean_context_tokens=self.belief.load.mean_context_tokens,
             prefill_tokens=prefill_tokens,
             batch_edges=batch_edges(self.hello.max_batch),
             context_edges=self.config.context_edges,
@@ -144,7 +152,7 @@ class Controller:
 
     def segments(self) -> tuple[SegmentBelief, ...]:
         """Belief about each known segment, `unknown` included, by name."""
-        return self.acceptance.beliefs(self.load.shares(), self.load.contexts())
+        return self.belief.segments(self.fleet_acceptance)
 
     def status(self, now_s: float) -> Status:
         """What to show."""
@@ -157,17 +165,18 @@ class Controller:
             plan=self.plan_in_force,
             leased_plan_id=self.leased_plan_id,
             last_ack=next(reversed(self.acks.values()), None),
-            errors={phase: phase_error(error) for phase, error in self.cost.errors.items()},
-            first_after_switch_s=self.cost.first_after_switch_s,
+            errors=self.belief.cost.errors(),
+            first_after_switch_s=self.belief.cost.first_after_switch_s,
             segments=self.segments(),
-            mean_requests=self.load.mean_requests,
-            mean_context_tokens=self.load.mean_context_tokens,
+            mean_requests=self.belief.load.mean_requests,
+            mean_context_tokens=self.belief.load.mean_context_tokens,
             silent_s=None if self._heard_at_s is None else now_s - self._heard_at_s,
-            counters=dict(self.counters),
+            counters=dict(self.counted()),
         )
 
     def snapshot(self) -> bytes:
         """Everything learned, as bytes that `restore` checks. Equal controllers, equal bytes."""
+        belief = self.belief.state()
         contents = Contents(
             hello=self.hello,
             mode=self.mode,
@@ -177,10 +186,8 @@ class Controller:
             plan=self.plan_in_force,
             plan_id=self.last_plan_id,
             plans=self._plans,
-            cost=self.cost.state(),
-            acceptance=self.acceptance.evidence,
-            load=self.load.state,
-            counters=dict(self.counters),
+            belief=belief,
+            counters=dict(self.counted()),
         )
         return seal(contents, self.fingerprint)
 
@@ -195,13 +202,15 @@ class Controller:
         policy = policies.load(contents.policy, contents.params)
         if contents.hello.k_max != self.hello.k_max:
             raise ValueError(f"snapshot: k_max {contents.hello.k_max}, this engine has {self.hello.k_max}")
-        self.cost.restore(contents.cost)
+        if not same_shape(contents.belief, self.belief.state()):
+            raise ValueError(
+                f"snapshot: max_batch {contents.hello.max_batch}, this engine has {self.hello.max_batch}"
+            )
+        self.belief.restore(contents.belief)
         self.policy, self.policy_name, self.memory = policy, contents.policy, contents.memory
         self.mode = contents.mode if self.config.mode == "steer" else "shadow"
         self.plan_in_force = contents.plan
         self.last_plan_id, self._plans = max(contents.plan_id, self.last_plan_id), contents.plans
-        self.acceptance.evidence = contents.acceptance
-        self.load.state = contents.load
         self.counters = Counter(contents.counters)
         self._planned_at_s = None
         self._reissue = True
@@ -221,19 +230,17 @@ class Controller:
             return None
         return plan, memory
 
-    def _observe_step(self, report: StepReport) -> None:
+    def _observe_step(self, report: StepReport, now_s: float) -> None:
         self.counters["reports"] += 1
         self.last_report = report
-        self.load.advance(report)
-        trains, busy_s, step = report.trains, report.busy_s, self.load.state.steps
-        for group in report.groups:
-            name, leaver = self.load.admit(group.segment)
-            if leaver is not None:
-                self.acceptance.drop(leaver)
-            self.load.add(name, min(group.context_bucket, CONTEXTS - 1), group.requests, busy_s)
-            if trains and not self.acceptance.observe(name, group, step):
-                self.counters["groups_refused"] += 1
-        self.cost.observe(report)
+        match self._clock.read(report.started_s, report.busy_s, now_s):
+            case "impossible":
+                self.counters["reports_refused"] += 1
+                return
+            case "stepped":
+                self.counters["clock_steps"] += 1
+                self.belief.restarted()
+        self.belief.observe(report)
 
     def _observe_ack(self, ack: PlanAck) -> None:
         self.counters["acks" if ack.applied else "nacks"] += 1

@@ -38,7 +38,7 @@ class Started(Struct, frozen=True, tag="started"):
     params: dict[str, Any]
 
 
-class Received(Struct, frozen=True, tag="received"):
+class Received(Struct, frozen=True, tag="received", gc=False):
     """A valid record arrived. `at_s` is the sidecar's monotonic clock."""
 
     at_s: Seconds
@@ -84,4 +84,17 @@ class Restored(Struct, frozen=True, tag="restored"):
     snapshot: bytes
 
 
-Event: TypeAlias = Started | Received | Ticked | PolicySet | ModeSet | Restored
+class Alarmed(Struct, frozen=True, tag="alarmed"):
+    """What a controller noticed by itself: written down for people, and changes nothing when applied."""
+
+    at_s: Seconds
+    engine_id: Name
+    kind: Name
+    """acceptance, coverage, cost: left its level; decay: sank slowly."""
+    segment: Name
+    """Empty where it concerns the whole engine."""
+    step: Count
+    """Of those that were learned from."""
+
+
+Event: TypeAlias = Started | Received | Ticked | PolicySet | ModeSet | Restored | Alarmed

@@ -1,15 +1,29 @@
 """All controllers of a sidecar, changed by events and by nothing else."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from steersman_controller.core import Controller
-from steersman_controller.events import Event, ModeSet, PolicySet, Received, Restored, Started, Ticked
+from steersman_controller.events import (
+    Alarmed,
+    Event,
+    ModeSet,
+    PolicySet,
+    Received,
+    Restored,
+    Started,
+    Ticked,
+)
+from steersman_controller.peers import Health, examine
 from steersman_controller.stream import Stream
 from steersman_policies import policy as policies
 from steersman_policies.codec import fingerprint_digest
 from steersman_policies.messages import Hello
 from steersman_policies.plan import Plan
+
+LOOK_INTERVAL_S = 1.0
+"""Between two comparisons of the engines."""
 
 
 class Fleet:
@@ -23,11 +37,19 @@ class Fleet:
         self._policy: tuple[str, Mapping[str, Any]] = (started.policy, started.params)
         self._mode = started.config.mode
         self._just_ticked: Ticked | None = None
+        self.health: dict[str, Health] = {}
+        """By engine, as of the last look."""
+        self._looked_at_s = -math.inf
 
     @property
     def before_hello(self) -> int:
         """Records that came before their engine's first hello of a boot: not applied."""
         return sum(stream.before_hello for stream in self.streams.values())
+
+    def frames(self, engine_id: str) -> int:
+        """Frames of an engine that counted."""
+        stream = self.streams.get(engine_id)
+        return 0 if stream is None else stream.frames
 
     def apply(self, event: Event) -> Plan | None:
         """Change what the event changes; the plan that has to be sent because of it, if any.
@@ -45,6 +67,8 @@ class Fleet:
                 self._set_mode(event)
             case Restored():
                 self._one(event.engine_id).restore(event.snapshot)
+            case Alarmed():
+                pass  # it says what the fleet found by itself
             case Started():
                 raise ValueError("recording: a sidecar starts once, found a second start")
         return None
@@ -55,9 +79,18 @@ class Fleet:
         Applying that very object once more does nothing and returns its plan.
         """
         controller = self.controllers.get(engine_id)
+        if len(self.controllers) > 1 and now_s - self._looked_at_s >= LOOK_INTERVAL_S:
+            self._look(now_s)
         plan = controller.plan(now_s) if controller is not None else None
         self._just_ticked = Ticked(at_s=now_s, engine_id=engine_id, plan=plan)
         return self._just_ticked
+
+    def _look(self, now_s: float) -> None:
+        """Compare the engines, and let what is known of the healthy ones be what the others start from."""
+        self._looked_at_s = now_s
+        self.health = examine(self.controllers)
+        for engine_id, health in self.health.items():
+            self.controllers[engine_id].fleet_acceptance = health.peers
 
     def _ticked(self, event: Ticked) -> Plan | None:
         if event is self._just_ticked:

@@ -4,18 +4,17 @@ Deterministic msgpack: equal controllers give equal bytes.
 """
 
 import hashlib
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
-from steersman_controller.belief.cost import CostState
-from steersman_controller.belief.evidence import Evidence
-from steersman_controller.belief.load import LoadState
+from steersman_controller.belief.belief import BeliefState
 from steersman_policies.messages import Hello
 from steersman_policies.plan import Plan
 
-SNAPSHOT = 1
+SNAPSHOT = 2
 """Version of the contents; another one is refused."""
 
 
@@ -32,9 +31,7 @@ class Contents(Struct):
     """The newest id given out."""
     plans: int
     """How often the planner was asked."""
-    cost: CostState
-    acceptance: dict[str, Evidence]
-    load: LoadState
+    belief: BeliefState
     counters: dict[str, int]
 
 
@@ -47,8 +44,34 @@ class Sealed(Struct, frozen=True, array_like=True):
     contents: bytes
 
 
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
-_contents = msgspec.msgpack.Decoder(Contents)
+class Packed(Struct, frozen=True, array_like=True):
+    """An array."""
+
+    kind: Literal["<f8", "<i8", "|b1"]
+    shape: tuple[int, ...]
+    body: bytes
+
+
+def _pack(value: Any) -> Packed:
+    if not isinstance(value, np.ndarray):
+        raise NotImplementedError(type(value))
+    array = np.ascontiguousarray(value)
+    return Packed(array.dtype.newbyteorder("<").str, array.shape, array.tobytes())  # type: ignore[arg-type]
+
+
+def _unpack(kind: type, value: Any) -> Any:
+    """The array in `value`. Raises ValueError, which becomes a ValidationError, for anything else."""
+    packed = msgspec.convert(value, Packed)
+    if np.dtype(packed.kind) != np.dtype(get_args(get_args(kind)[1])[0]):
+        raise ValueError(f"array of {packed.kind}")
+    array = np.frombuffer(packed.body, packed.kind).reshape(packed.shape).copy()
+    if not np.isfinite(array).all():
+        raise ValueError("array with numbers that are not finite")
+    return array
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic", enc_hook=_pack)
+_contents = msgspec.msgpack.Decoder(Contents, dec_hook=_unpack)
 _sealed = msgspec.msgpack.Decoder(Sealed)
 
 
@@ -77,6 +100,17 @@ def unseal(snapshot: bytes, fingerprint: str) -> Contents:
         return _contents.decode(sealed.contents)
     except msgspec.DecodeError as error:
         raise ValueError(f"snapshot: damaged ({error})") from None
+
+
+def same_shape(one: Struct, other: Struct) -> bool:
+    """Whether all arrays of two states of one kind have equal shapes."""
+    for name in one.__struct_fields__:
+        mine, theirs = getattr(one, name), getattr(other, name)
+        if isinstance(mine, Struct) and not same_shape(mine, theirs):
+            return False
+        if isinstance(mine, np.ndarray) and mine.shape != theirs.shape:
+            return False
+    return True
 
 
 def _checksum(fingerprint: str, body: bytes) -> bytes:

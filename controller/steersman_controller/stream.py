@@ -20,6 +20,8 @@ class Stream(Struct):
     booted_s: float = 0.0
     """When the first hello of the present boot arrived."""
     frames: int = 0
+    kinds: dict[str, int] = {}
+    """Those frames by kind of record."""
     lost: int = 0
     """Missing sequence numbers."""
     duplicate: int = 0
@@ -47,6 +49,8 @@ class Stream(Struct):
             self.lost += event.sequence - self.sequence - 1
         self.sequence = event.sequence
         self.frames += 1
+        kind = str(event.record.__struct_config__.tag)
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
         self.dropped_by_engine = event.dropped
         return True
 

@@ -170,6 +170,28 @@ def trace_inspect(
     return 0
 
 
+def bench_belief(
+    reports: Annotated[
+        int, typer.Option(min=1_000, max=10_000_000, help="Reports to learn from.")
+    ] = 1_000_000,
+    frames: Annotated[int, typer.Option(min=1_000, help="Frames to send through a socket.")] = 60_000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the reports.")] = 0,
+    as_json: Json = False,
+) -> int:
+    """Measure what learning costs, from the socket to the tables that planners read (a minute)."""
+    # One core is what is measured; this must be said before numpy is imported.
+    for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(threads, "1")
+    from steersman_controller.bench.belief import run
+
+    def progress(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    result = run(reports=reports, frames=frames, seed=seed, progress=progress)
+    print(json.dumps(result, indent=None if as_json else 2))
+    return 0 if result["passed"] else 1
+
+
 def _mode(action: str, engine: str, all_engines: bool, admin: str, timeout_s: float, as_json: bool) -> int:
     from steersman_controller.sidecar.admin import ModeRequest
 

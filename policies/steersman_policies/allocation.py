@@ -46,7 +46,7 @@ class Menu:
         total = sum(s.share for s in segments)
         self.weights = {s.segment: s.share / total if total > 0.0 else 1.0 / len(segments) for s in segments}
         # A segment that is hardly known is judged by its lower bound: speculation has to earn it.
-        self.tokens = {s.segment: _sums(s.survival(low=s.weight < known_weight)) for s in segments}
+        self.tokens = {s.segment: s.gains(low=s.weight < known_weight) for s in segments}
         self.drafted = {s.segment: _sums(s.offered()) for s in segments}
         choices = self._prefixes() if view.hello.per_request_k else self._uniform()
         self.candidates = sorted(choices, key=attrgetter("drafted"))

@@ -7,6 +7,7 @@ exception, so that a receiver can count and go on.
 """
 
 import hashlib
+import re
 import struct
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -16,12 +17,14 @@ from msgspec import Struct
 
 from steersman_policies.messages import Fingerprint, Hello, Lease, PlanAck, RequestReport, StepReport
 from steersman_policies.plan import Plan
-from steersman_policies.units import Count, Name
+from steersman_policies.units import SEGMENT_PATTERN, Count, Name
 
 SCHEMA = 1
 """Version of the records. A peer one version older or newer is understood."""
 
 MAX_FRAME_BYTES = 1 << 20
+
+MAX_KNOWN_SEGMENTS = 4096
 
 MAX_SEQUENCE = 2**53
 """The bound of `Count`, as which a recording keeps it."""
@@ -41,7 +44,7 @@ class WireError(ValueError):
         self.reason = reason
 
 
-class Envelope(Struct, frozen=True, array_like=True):
+class Envelope(Struct, frozen=True, array_like=True, gc=False):
     """Who sent a record, in which boot, and how much it could not send before."""
 
     schema: Count
@@ -56,7 +59,7 @@ class _SchemaOnly(Struct, frozen=True, array_like=True):
     schema: Count
 
 
-class Frame(Struct, frozen=True):
+class Frame(Struct, frozen=True, gc=False):
     """A decoded message."""
 
     topic: bytes
@@ -68,6 +71,9 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
 _schema_decoder = msgspec.msgpack.Decoder(_SchemaOnly)
 _sequence = struct.Struct(">Q")
+_segment = re.compile(SEGMENT_PATTERN)
+_segments: set[str] = set()
+"""Names that were found to match: a memo, which changes no answer."""
 
 
 def encode(topic: bytes, sequence: int, envelope: Envelope) -> list[bytes]:
@@ -100,7 +106,23 @@ def decode_payload(payload: bytes) -> Envelope:
         raise WireError("not_msgpack", str(error)) from None
     if abs(envelope.schema - SCHEMA) > 1:
         raise _schema_error(envelope.schema)
+    if isinstance(envelope.body, StepReport):
+        _check_segments(envelope.body)
     return envelope
+
+
+def _check_segments(report: StepReport) -> None:
+    """Raise `WireError` where a segment is no name. Matching each of them anew would take most of the time
+    that decoding takes."""
+    names = {group.segment for group in report.groups}
+    names.update(report.commanded, report.would_be)
+    if names <= _segments:
+        return
+    for name in names - _segments:
+        if not _segment.fullmatch(name):
+            raise WireError("contract", f"segment {name!r}, must match {SEGMENT_PATTERN}")
+        if len(_segments) < MAX_KNOWN_SEGMENTS:
+            _segments.add(name)
 
 
 def fingerprint_digest(fingerprint: Fingerprint) -> str:

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from steersman_policies.units import Count, Fraction, Name, ProposalLength, Seconds, Segment
+from steersman_policies.units import Count, Fraction, Name, ProposalLength, Seconds, Segment, TaggedSegment
 
 CONTEXT_EDGES_TOKENS = (256, 1024, 4096, 16384)
 """Right-closed edges of the context buckets in `Group.context_bucket`; the last one is open."""
@@ -69,10 +69,10 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello"):
     """How the engine executes steps, where one engine knows several ways."""
 
 
-class Group(Struct, frozen=True, array_like=True):
+class Group(Struct, frozen=True, array_like=True, gc=False):
     """What one segment in one context bucket verified in one step."""
 
-    segment: Segment
+    segment: TaggedSegment
     context_bucket: Count
     requests: Count
     commanded_k: ProposalLength
@@ -87,7 +87,7 @@ class Group(Struct, frozen=True, array_like=True):
     """Why a request in the batch had no draft although K was above 0."""
 
 
-class StepReport(Struct, frozen=True, array_like=True, tag="step"):
+class StepReport(Struct, frozen=True, array_like=True, tag="step", gc=False):
     """One propose-verify-accept round of the whole batch."""
 
     step: Count
@@ -120,9 +120,9 @@ class StepReport(Struct, frozen=True, array_like=True, tag="step"):
     """P(the K commanded in this step | load, plan): makes a recording usable off line."""
     reason: Name = ""
     """Why the executor decided as it did in this step."""
-    commanded: dict[Segment, ProposalLength] = {}
+    commanded: dict[TaggedSegment, ProposalLength] = {}
     """The K in force at the end of this step, by segment."""
-    would_be: dict[Segment, ProposalLength] = {}
+    would_be: dict[TaggedSegment, ProposalLength] = {}
     """In shadow mode: what the plan would have asked for."""
 
     @property

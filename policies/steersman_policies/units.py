@@ -21,5 +21,9 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 ProposalLength = Annotated[int, Meta(ge=0, le=K_LIMIT)]
 Name = Annotated[str, Meta(max_length=256)]
-Segment = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.:/-]{1,64}$")]
+SEGMENT_PATTERN = r"^[A-Za-z0-9_.:/-]{1,64}$"
+Segment = Annotated[str, Meta(pattern=SEGMENT_PATTERN)]
 """A workload class. A name, never prompt text: the pattern leaves no room for any."""
+
+TaggedSegment = Annotated[str, Meta(min_length=1, max_length=64)]
+"""A segment in a step's report, which holds many: `codec` checks the pattern, once per name."""

@@ -1,6 +1,7 @@
 """What a policy may know: belief as small tables, with its uncertainty. Nothing here learns."""
 
 from bisect import bisect_left
+from itertools import accumulate
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -8,7 +9,7 @@ from msgspec import Struct
 from steersman_policies.messages import Hello
 from steersman_policies.plan import Plan, Slo
 from steersman_policies.segmenter import Segmenter
-from steersman_policies.units import Count, Fraction, Name, Seconds, Segment
+from steersman_policies.units import Count, Fraction, Name, ProposalLength, Seconds, Segment
 
 Row: TypeAlias = tuple[Seconds, ...]
 
@@ -30,6 +31,8 @@ class StepCost(Struct, frozen=True):
     """Host time by `requests_grid`."""
     relative_error: Fraction
     """Typical |predicted - actual| / actual of recent steps; 1.0 before there is any evidence."""
+    first_after_switch_s: Seconds = 0.0
+    """What the first step after a switch of K takes longer, on average."""
 
     def verify_row(self, context_tokens: float, prefill_tokens: float) -> Row:
         """Seconds by `tokens_grid`, at the nearest grid point of the other two axes."""
@@ -65,6 +68,14 @@ class SegmentBelief(Struct, frozen=True):
     """Lower bound of the 90 % interval."""
     drafted_share: tuple[Fraction, ...]
     """P(the drafter offers position j | it has a draft, K >= j): a drafter may fall short of K."""
+    acceptance_high: tuple[Fraction, ...] = ()
+    """Upper bound of the 90 % interval."""
+    invalid_state_share: Fraction = 0.0
+    """Of the requests under a K above 0, those that the drafter has no valid state for: they are not drafted
+    for, and `coverage` does not count them."""
+    by_k: dict[ProposalLength, tuple[Fraction, ...]] = {}
+    """Position acceptance by commanded K, for the K that have enough evidence of their own, where it differs
+    from K to K; empty where `acceptance` holds for every K."""
 
     def survival(self, *, low: bool = False) -> tuple[float, ...]:
         """P(position j is accepted | asked for at least j), coverage included.
@@ -73,16 +84,32 @@ class SegmentBelief(Struct, frozen=True):
         >>> [round(p, 3) for p in belief.survival()]
         [0.4, 0.1]
         """
-        chain, out = self.coverage, []
-        acceptance = self.acceptance_low if low else self.acceptance
-        for accepted, offered in zip(acceptance, self.drafted_share, strict=True):
-            chain *= accepted
-            out.append(chain * offered)
-        return tuple(out)
+        return self._chain(self.acceptance_low if low else self.acceptance)
+
+    def gains(self, *, low: bool = False) -> tuple[float, ...]:
+        """Expected accepted tokens by K, from 0: the sums of the survival; by what is known of that very K
+        where acceptance differs from K to K.
+
+        >>> numbers = ((0.8, 0.5), (0.7, 0.4), (1.0, 1.0))
+        >>> belief = SegmentBelief("chat", 1.0, 9.0, 1.0, *numbers, by_k={2: (0.5, 0.5)})
+        >>> [round(tokens, 2) for tokens in belief.gains()], [round(n, 2) for n in belief.gains(low=True)]
+        ([0.0, 0.8, 0.75], [0.0, 0.7, 0.98])
+        """
+        found = [0.0, *accumulate(self.survival(low=low))]
+        for k, acceptance in {} if low else self.by_k.items():
+            found[k] = sum(self._chain(acceptance)[:k])
+        return tuple(found)
 
     def offered(self) -> tuple[float, ...]:
         """Expected draft tokens at position j for a request asked for at least j."""
         return tuple(self.coverage * share for share in self.drafted_share)
+
+    def _chain(self, acceptance: tuple[float, ...]) -> tuple[float, ...]:
+        chain, out = self.coverage, []
+        for accepted, offered in zip(acceptance, self.drafted_share, strict=True):
+            chain *= accepted
+            out.append(chain * offered)
+        return tuple(out)
 
 
 class View(Struct, frozen=True):

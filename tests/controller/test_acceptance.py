@@ -3,17 +3,69 @@
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
-from steersman_controller.belief.acceptance import Acceptance
-from steersman_controller.belief.evidence import Surprise
-from steersman_policies.messages import Group
+from steersman_controller.belief.belief import Belief
+from steersman_policies.messages import Fingerprint, Group, Hello, StepReport
+from steersman_policies.units import MAX_SEGMENTS
 from steersman_policies.view import SegmentBelief
 
 K_MAX = 8
 
 ChooseK = Callable[[random.Random, int], int]
 """(chance, tokens accepted last) -> K."""
+
+
+class Acceptance:
+    """The acceptance belief, fed with one group per step as a controller feeds it."""
+
+    def __init__(self, k_max: int) -> None:
+        self.belief = Belief(
+            Hello(FINGERPRINT, k_max, tuple(range(k_max + 1)), 0, 4, 16, True, True, False, True)
+        )
+
+    def observe(self, segment: str, group: Group, step: int) -> None:
+        self.belief.observe(report(step, group))
+
+    def beliefs(self, contexts: tuple[float, ...], segment: str) -> SegmentBelief:
+        acceptance = self.belief.acceptance
+        row = self.belief.load.rows.get(segment, 0)
+        presence = np.zeros((MAX_SEGMENTS, len(contexts)))
+        presence[row] = contexts
+        found = acceptance.beliefs({segment: row}, np.ones(MAX_SEGMENTS), presence, np.ones(MAX_SEGMENTS))
+        return found[0]
+
+    @property
+    def alarms(self) -> int:
+        self.belief.fold()
+        return self.belief.alarms["acceptance"]
+
+
+FINGERPRINT = Fingerprint("toy", "1", "target", "drafter", "1", "ngram", "none", "float32", "cpu", "eager")
+
+
+def report(step: int, *groups: Group) -> StepReport:
+    """A step of 10 ms that verified these groups."""
+    requests = sum(one.requests for one in groups)
+    return StepReport(
+        step=step,
+        started_s=0.01 * step,
+        draft_s=0.001,
+        verify_s=0.008,
+        other_s=0.001,
+        decode_requests=requests,
+        prefill_tokens=0,
+        target_tokens=requests + sum(d * n for one in groups for d, _, n in one.outcomes),
+        context_tokens=100 * requests,
+        drafting_depth=4,
+        requests_drafting=requests,
+        waiting=0,
+        kv_used_fraction=0.1,
+        committed_tokens=requests,
+        plan_id=0,
+        groups=groups,
+    )
 
 
 def draw(alpha: float, k: int, chance: random.Random) -> int:
@@ -48,7 +100,7 @@ def belief(
     model: Acceptance, segment: str = "code", contexts: tuple[float, ...] = (1.0, 0, 0, 0, 0)
 ) -> SegmentBelief:
     """What is believed of a segment."""
-    return model.beliefs({segment: 1.0}, {segment: contexts})[0]
+    return model.beliefs(contexts, segment)
 
 
 CHOICES: dict[str, ChooseK] = {
@@ -171,17 +223,7 @@ def test_no_surprise_without_a_change() -> None:
     """Steady acceptance is contradicted less than once in 2,000 steps."""
     for alpha in (0.3, 0.7, 0.95):
         model = learned(alpha, CHOICES["random"], steps=4000)
-        assert model.evidence["code"].surprises <= 2
-
-
-def test_bursts_are_no_surprise() -> None:
-    """After a while, traffic that always comes in bursts is not surprising any more."""
-    surprise, chance, level, late = Surprise(), random.Random(1), 0.0, 0
-    for step in range(4000):
-        level = 0.64 * level + chance.gauss(0.0, 1.0)
-        if surprise.observe(2.0 * level, 1.0) and step > 1000:
-            late += 1
-    assert late <= 12
+        assert model.alarms == 0
 
 
 def test_old_beliefs_become_uncertain() -> None:
@@ -198,3 +240,48 @@ def test_old_beliefs_become_uncertain() -> None:
 def test_memory_is_bounded() -> None:
     """Ten thousand steps of 8 drafts are remembered as at most 1,600."""
     assert belief(learned(0.8, CHOICES["5"], steps=10_000)).weight < 1601.0
+
+
+def falling(chance: random.Random, k: int) -> int:
+    """A drafter that gets worse at every position when asked for more."""
+    return draw(0.9 - 0.06 * k, k, chance)
+
+
+def test_acceptance_is_told_apart_where_it_depends_on_k() -> None:
+    """What is expected of a K is what was seen under that K, within 0.15 tokens; pooled it is far off."""
+    chance, model = random.Random(1), Acceptance(K_MAX)
+    for step in range(3000):
+        k = chance.choice((1, 2, 4, 8))
+        model.observe("code", group(k, [(k, falling(chance, k)) for _ in range(8)]), step)
+    believed = belief(model)
+    assert set(believed.by_k) == {1, 2, 4, 8}
+    for k in (1, 2, 4, 8):
+        alpha = 0.9 - 0.06 * k
+        assert believed.gains()[k] == pytest.approx(sum(alpha**j for j in range(1, k + 1)), abs=0.15)
+    pooled = sum(believed.survival()[:8])
+    assert pooled > believed.gains()[8] + 0.3
+
+
+@pytest.mark.parametrize("choice", ["random", "follows the last outcome"])
+def test_equal_acceptance_stays_pooled(choice: str) -> None:
+    """While acceptance is the same under every K, it is believed from all of them at every moment."""
+    chance, model, last = random.Random(3), Acceptance(K_MAX), 0
+    for step in range(6000):
+        k = CHOICES[choice](chance, last)
+        outcomes = [(k, draw(0.7, k, chance)) for _ in range(8)]
+        last = outcomes[0][1]
+        model.observe("code", group(k, outcomes), step)
+        if step % 100 == 99:
+            assert belief(model).by_k == {}, step
+
+
+def test_a_gap_in_drafter_state_is_a_class_of_its_own() -> None:
+    """Requests without valid state lower neither coverage nor acceptance, and their share is known."""
+    model, chance = Acceptance(K_MAX), random.Random(1)
+    for step in range(1000):
+        pairs = [(4, draw(0.7, 4, chance)) for _ in range(6)] + [(0, 0)] * 2
+        model.observe("code", group(4, pairs, not_drafted={"invalid_state": 2}), step)
+    believed = belief(model)
+    assert believed.coverage == pytest.approx(1.0, abs=0.01)
+    assert believed.invalid_state_share == pytest.approx(0.25, abs=0.01)
+    assert believed.acceptance[0] == pytest.approx(0.7, abs=0.04)

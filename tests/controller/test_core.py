@@ -280,25 +280,6 @@ def test_a_failing_policy_leaves_the_plan_in_force() -> None:
     assert fixed.counters["planner_errors"] == 1
 
 
-def test_contradictory_groups_never_reach_the_estimators() -> None:
-    """Drafted beyond the command is counted, and the belief stays bit-identical."""
-    toy = Toy(mixed(), sublinear_s, 3)
-    one = controller()
-    closed_loop(one, toy, 50)
-    before = one.acceptance.beliefs({"code": 0.5}, {"code": [1.0] * 5})
-    for group in (
-        Group("code", 0, 1, 2, 1, ((3, 1, 1),)),
-        Group("code", 0, 1, 4, 1, ((3, 4, 1),)),
-        Group("code", 0, 1, 4, 2, ((3, 2, 1),)),
-        Group("code", 9, 1, 4, 1, ((3, 2, 1),)),
-        Group("code", 0, 1, 60, 1, ((60, 2, 1),)),
-    ):
-        report, _ = toy.run()
-        one.observe(msgspec.structs.replace(report, groups=(group,)), toy.now_s)
-    assert one.counters["groups_refused"] == 5
-    assert one.acceptance.beliefs({"code": 0.5}, {"code": [1.0] * 5}) == before
-
-
 def test_a_change_of_phase_shows_within_two_seconds() -> None:
     """The share of a segment that left falls below a tenth in 2 s and its belief stays."""
     toy = Toy(mixed(), lambda n: 0.02, 3)

@@ -4,6 +4,7 @@ import math
 import socket
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,8 +12,14 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from steersman_controller.belief.belief import Belief
+from steersman_controller.belief.tally import REASONS
+from steersman_controller.events import Alarmed
+from steersman_controller.fleet import Fleet
 from steersman_controller.sidecar.config import SidecarConfig
-from steersman_controller.sidecar.metrics import REASONS, Metrics
+from steersman_controller.sidecar.metrics import Metrics
+from steersman_controller.trace.recorder import Recorder
+from steersman_controller.trace.recording import read_recording
 from steersman_policies.messages import Hello, RequestReport, StepReport
 from steersman_policies.units import MAX_SEGMENTS
 from steersman_policies.view import SegmentBelief
@@ -31,11 +38,20 @@ def families(one: Metrics) -> dict[str, Any]:
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-def test_outcomes_are_counted_by_position(step: Step) -> None:
+def shown(one: Metrics, hello: Hello, *reports: StepReport) -> None:
+    """Show what an engine reported."""
+    belief = Belief(hello)
+    for report in reports:
+        belief.observe(report)
+    belief.fold()
+    one.steps("gpu0", belief.tally, reports[-1])
+
+
+def test_outcomes_are_counted_by_position(hello: Hello, step: Step) -> None:
     """A verification reaches the position after the last accepted one; K bounds it."""
     one = metrics()
-    one.step("gpu0", step(1, accepted=2))  # two requests, three draft tokens each
-    one.step("gpu0", step(2, accepted=3))
+    # Two requests, three draft tokens each; a warm-up counts like any other step.
+    shown(one, hello, step(1, accepted=2), msgspec.structs.replace(step(2, accepted=3), warm_up=True))
 
     def value(name: str, **labels: str) -> float | None:
         return one.registry.get_sample_value(f"steersman_{name}", {"engine": "gpu0", **labels})
@@ -64,15 +80,15 @@ def test_no_number_spoils_a_metric(bad: float) -> None:
     assert one.registry.get_sample_value("steersman_frames_lost_total", {"engine": "gpu0"}) == 3.0
 
 
-def test_label_sets_are_closed(step: Step) -> None:
+def test_label_sets_are_closed(hello: Hello, step: Step) -> None:
     """Whatever an engine names its segments and reasons, the number of series is bounded."""
     one = metrics()
     for number in range(3 * MAX_SEGMENTS):
         segment = f"s{number}"
         report = msgspec.structs.replace(step(number, segment), reason=f"r{number}")
-        one.step("gpu0", report)
-        one.commanded("gpu0", "proposal_length", report.commanded)
-        one.beliefs("gpu0", [SegmentBelief(segment, 1.0, 1.0, 0.5, (0.5,) * 64, (0.4,) * 64, (1.0,) * 64)])
+        shown(one, hello, report)
+        belief = SegmentBelief(segment, 1.0, 1.0, 0.5, (0.5,) * 64, (0.4,) * 64, (1.0,) * 64)
+        one.beliefs("gpu0", [belief], {segment: (0.5, 2.0)})
     found = families(one)
     segments = {s.labels["segment"] for s in found["steersman_proposal_length"].samples}
     assert len(segments) == MAX_SEGMENTS + 1
@@ -127,7 +143,7 @@ def test_a_running_sidecar_shows_itself(
     assert one.value("position_acceptance_ratio", engine="gpu0", segment="chat", position="1") > 0.5
     assert one.value("prediction_error_ratio_count", engine="gpu0", phase="verify") > 30
     assert one.value("request_ttft_seconds_count", engine="gpu0") == 1
-    assert one.value("last_frame_timestamp_seconds", engine="gpu0") == 1e9
+    assert one.value("last_frame_timestamp_seconds", engine="gpu0") == pytest.approx(1e9, abs=2.0)
 
 
 def test_an_engine_that_only_observes_can_be_alerted_on(
@@ -157,3 +173,32 @@ def test_it_is_served_on_loopback_and_a_taken_port_is_one_clear_line() -> None:
         assert b'steersman_build_info{version="0.0.0"} 1.0' in reply.read()
     with pytest.raises(ValueError, match=rf"--metrics-port: cannot listen on 127.0.0.1:{port}.*0 for no"):
         metrics().serve(port)
+
+
+def test_a_drift_is_an_event_a_metric_and_a_line(
+    config: SidecarConfig, hello: Hello, step: Step, sidecars: Make, engines: Make, tmp_path: Path
+) -> None:
+    """A drafter that stops being accepted shows in the scrape, in the recording and nowhere twice."""
+    one, engine = sidecars(config, recorder=Recorder(tmp_path / "rec")), engines(config.telemetry)
+    engine.send(hello)
+    one.frames(1)
+    for first in range(1, 401, 50):
+        for number in range(first, first + 50):
+            engine.send(step(number, accepted=0 if number > 350 else 2 + number % 2))
+        one.frames(50)
+        one.now_s += 1.0
+        one.sidecar.tick()
+    one.ticks(2.2)
+    assert one.value("drifts_total", engine="gpu0", kind="acceptance") == 1
+    assert one.value("outlier", engine="gpu0", kind="acceptance") == 0
+    one.sidecar.close()
+    events = list(read_recording(tmp_path / "rec").events)
+    alarms = [event for event in events if isinstance(event, Alarmed)]
+    assert [(alarm.engine_id, alarm.kind, alarm.segment) for alarm in alarms] == [
+        ("gpu0", "acceptance", "chat")
+    ]
+    assert 350 < alarms[0].step < 380
+    again = Fleet(events[0])
+    for event in events[1:]:
+        again.apply(event)
+    assert again.controllers["gpu0"].snapshot() == one.sidecar.fleet.controllers["gpu0"].snapshot()

@@ -177,6 +177,7 @@ def test_malformed_frames_are_counted_by_reason_and_the_next_valid_one_counts(
     engine.send(step(1))
     one.frames(1)
     assert one.sidecar.fleet.controllers["gpu0"].snapshot() != before
+    one.ticks(1.1)
     assert one.value("frames_total", engine="gpu0", kind="step") == 1
     one.sidecar.close()
     kept = [e for e in read_recording(tmp_path / "rec").events if isinstance(e, Received)]

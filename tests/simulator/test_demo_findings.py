@@ -83,14 +83,13 @@ def test_result_holds_what_the_demo_promises(findings: Findings) -> None:
 
 
 def test_simulation_of_a_simulated_engine_is_close(findings: Findings) -> None:
-    """Fitted on off and fixed of a known world, the simulator predicts its steered arm within 10 %.
-
-    The median request waits in the queue of the burst, which doubles every error: 20 % there.
-    """
+    """Fitted on off and fixed of a known world, the simulator predicts its steered arm within 10 %; within
+    15 % where a figure is the median of a few dozen requests, which two runs of one world differ by."""
     ratios = findings.result["fidelity"]["simulated_over_measured"]
     assert set(ratios) == set(FIDELITY)
-    wide = {"ttft_p50_s": 1.0, "e2e_p50_s": 0.2}
-    assert all(abs(ratio - 1.0) < wide.get(key, 0.1) for key, ratio in ratios.items())
+    for key, ratio in ratios.items():
+        tolerance = 0.15 if "p50" in key else 0.1
+        assert abs(ratio - 1.0) < tolerance, key
 
 
 def test_fidelity_never_sees_the_steered_arm(live: Live) -> None:

@@ -7,29 +7,37 @@ Rules of this file:
   positions behind. Those are missing, not zero; so position acceptance is accepted / reached, and it
   does not depend on the K that was commanded. (accepted / drafted does: its expectation is
   (1/K) sum alpha^i, and a planner fed with it locks itself off.)
+- Some drafters get worse at every position when asked for more. So evidence is kept by commanded K, and
+  pooled over K only while a test of equality holds.
 - Evidence is forgotten per step in which a segment was asked for drafts, and a little in steps in
   which it was not: an old belief becomes an uncertain one.
-- A belief that its own newest evidence contradicts loses most of its weight at once.
-- Every estimate is shrunk towards the next coarser one: context -> segment -> engine -> prior.
+- A belief that a watch sees contradicted loses most of its weight at once.
+- Every estimate is shrunk towards the next coarser one: context -> segment -> engine -> fleet -> prior.
+- Requests without a valid drafter state are a class of their own: they were not asked, and do not count as
+  refusals of the drafter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+import numpy as np
+from msgspec import Struct
+
+from steersman_controller.belief.arrays import Array, Counts, Mask, added_up
+from steersman_controller.belief.columns import Columns
 from steersman_controller.belief.estimate import PRIOR, Estimate
-from steersman_controller.belief.evidence import Evidence, Positions, is_sane, no_evidence
-from steersman_policies.messages import Group, NotDrafted
+from steersman_controller.belief.evidence import (
+    ASKED,
+    DRAFTED,
+    DRAFTED_TWICE,
+    INVALID,
+    Evidence,
+    EvidenceState,
+    Positions,
+)
+from steersman_policies.units import MAX_SEGMENTS
 from steersman_policies.view import SegmentBelief
 
-KEEP_ASKED = 0.995
-"""Kept of the evidence in a step that asked the segment for drafts."""
-
-KEEP_IDLE = 0.9995
-"""Kept in a step in which the segment was live but not asked."""
-
-KEEP_CONTRADICTED = 0.25
-
-NOT_ASKED: tuple[NotDrafted, ...] = ("grammar", "length_limit", "invalid_state")
-"""Reasons that say nothing about the drafter: the request could not be drafted for."""
+KEEP_DOUBTED = 1.0 / 64.0
 
 STRENGTH_ENGINE = 2.0
 """Segments differ a lot within one engine, so the engine's mean says little about a new one."""
@@ -37,121 +45,233 @@ STRENGTH_ENGINE = 2.0
 STRENGTH_SEGMENT = 4.0
 STRENGTH_CONTEXT = 30.0
 
+NORMAL_Q95 = 1.645
+
+
+class AcceptanceState(Struct):
+    """What an `Acceptance` has learned; part of a snapshot."""
+
+    evidence: EvidenceState
+    expected: Array
+    """By segment and context: accepted tokens expected of a proposal that reaches 0, 1, 2 ... positions."""
+    variance: Array
+    coverage: Array
+    """By segment."""
+
 
 class Acceptance:
-    """Learns from groups. Nothing but `observe` and `drop` changes it."""
+    """Learns from chunks of steps. Only `learn`, `doubt`, `free` and `settle` change what is believed."""
 
     def __init__(self, k_max: int) -> None:
         self.k_max = k_max
-        self.evidence: dict[str, Evidence] = {}
+        self.evidence = Evidence(k_max)
+        contexts = self.evidence.state.by_context.shape[2]
+        self.state = AcceptanceState(
+            evidence=self.evidence.state,
+            expected=np.zeros((MAX_SEGMENTS, contexts, k_max + 1)),
+            variance=np.zeros((MAX_SEGMENTS, contexts, k_max + 1)),
+            coverage=np.zeros(MAX_SEGMENTS),
+        )
 
-    def observe(self, segment: str, group: Group, step: int) -> bool:
-        """Learn from what a group verified; False (and nothing learned) where it contradicts itself.
+    def look(self, chunk: Columns, rows: Counts) -> tuple[Array, Mask]:
+        """Standardised residuals against the references, ``[step][channel]``, and where there is one.
 
-        `step` is any ordinal of the step: a segment forgets once per step, however many its groups.
+        The first channels are the acceptance of each segment, the others its coverage.
         """
-        if not is_sane(group, self.k_max):
-            return False
-        evidence = self.evidence.get(segment)
-        if evidence is None:
-            evidence = self.evidence[segment] = no_evidence(self.k_max)
-        if evidence.step != step:
-            evidence.step = step
-            evidence.keep(KEEP_ASKED if group.commanded_k else KEEP_IDLE)
-        if group.commanded_k:
-            asked = group.requests
-            if group.not_drafted:
-                asked -= sum(group.not_drafted.get(reason, 0) for reason in NOT_ASKED)
-                asked = max(asked, group.requests_drafted)
-            if evidence.is_contradicted(group, asked):
-                evidence.doubt(KEEP_CONTRADICTED)
-            evidence.add(group, asked)
-        return True
+        state, size = self.state, chunk.steps * MAX_SEGMENTS
+        marks, contexts = state.expected.shape[2], state.expected.shape[1]
+        place = chunk.step * MAX_SEGMENTS + rows
+        of = place[chunk.group]
+        at = ((rows * contexts + chunk.bucket) * marks)[chunk.group] + chunk.marks[1]
+        surplus = (chunk.marks[2] - state.expected.reshape(-1)[at]) * chunk.count
+        share = state.coverage[rows]
+        asked, drafted, _ = chunk.drafts
+        residuals = np.empty((chunk.steps, 2 * MAX_SEGMENTS))
+        observed = np.empty((chunk.steps, 2 * MAX_SEGMENTS), np.bool_)
+        shape = (chunk.steps, MAX_SEGMENTS)
+        residuals[:, :MAX_SEGMENTS] = _standardised(
+            added_up(of, surplus, size),
+            added_up(of, state.variance.reshape(-1)[at] * chunk.count, size),
+        ).reshape(shape)
+        residuals[:, MAX_SEGMENTS:] = _standardised(
+            added_up(place, drafted - share * asked, size),
+            added_up(place, share * (1.0 - share) * asked, size),
+        ).reshape(shape)
+        observed[:, :MAX_SEGMENTS] = (added_up(place, drafted, size) > 0.0).reshape(shape)
+        observed[:, MAX_SEGMENTS:] = (added_up(place, asked, size) > 0.0).reshape(shape)
+        return residuals, observed
 
-    def drop(self, segment: str) -> None:
+    def learn(self, chunk: Columns, rows: Counts) -> None:
+        """Learn from a chunk; `rows`: the segment of each group."""
+        self.evidence.add(chunk, rows)
+
+    def settle(self) -> None:
+        """Rescale what was added."""
+        self.evidence.settle()
+
+    def doubt(self, rows: Counts) -> None:
+        """Forget most of what was learned of these segments: what remains leans on their engine."""
+        self.evidence.doubt(rows, KEEP_DOUBTED)
+
+    def free(self, row: int) -> None:
         """Forget a segment."""
-        self.evidence.pop(segment, None)
+        self.evidence.free(row)
+
+    def refer(self, acceptance: Mask, coverage: Mask) -> None:
+        """From now on compare what these segments do with what is believed of them now."""
+        state = self.state
+        found, sums = self.evidence.by_context(), self.evidence.sums()
+        reached, accepted = found.reached.sum(axis=1), found.accepted.sum(axis=1)
+        segment = (accepted + 1.0) / (reached + 2.0)
+        strength = STRENGTH_CONTEXT
+        mean = (found.accepted + strength * segment[:, None]) / (found.reached + strength)
+        marks = ((0, 0), (0, 0), (1, 0))
+        expected, variance = np.cumsum(np.stack([mean, mean * (1.0 - mean)]), axis=-1)
+        state.expected[acceptance] = np.pad(expected, marks)[acceptance]
+        state.variance[acceptance] = np.pad(variance, marks)[acceptance]
+        share = (sums[DRAFTED] + 1.0) / (sums[ASKED] + 2.0)
+        state.coverage[coverage] = share[coverage]
+
+    def restore(self, state: AcceptanceState) -> None:
+        """Continue from a snapshot of an engine of the same size."""
+        self.state = state
+        self.evidence.state = state.evidence
+
+    def totals(self) -> tuple[float, float]:
+        """Draft tokens accepted and reached, over everything remembered."""
+        found = self.evidence.by_context()
+        return float(found.accepted.sum()), float(found.reached.sum())
 
     def beliefs(
-        self, shares: Mapping[str, float], contexts: Mapping[str, Sequence[float]]
+        self,
+        rows: Mapping[str, int],
+        shares: Array,
+        presence: Array,
+        burstiness: Array,
+        fleet: Estimate = PRIOR,
     ) -> tuple[SegmentBelief, ...]:
-        """Belief about each segment of `shares`, as present in the context buckets of `contexts`
-        (weights, any scale)."""
-        known = {
-            name: [evidence.positions(bucket) for bucket in evidence.buckets]
-            for name, evidence in sorted(self.evidence.items())
-        }
-        reached = sum(sum(p.reached) for buckets in known.values() for p in buckets)
-        accepted = sum(sum(p.accepted) for buckets in known.values() for p in buckets)
-        asked = sum(self.evidence[name].asked / self.evidence[name].gain for name in known)
-        drafted = sum(self.evidence[name].drafted / self.evidence[name].gain for name in known)
-        acceptance = PRIOR.refined(accepted, reached, PRIOR.weight)
-        coverage = PRIOR.refined(drafted, asked, PRIOR.weight)
-        nothing = no_evidence(self.k_max)
-        nowhere = [nothing.positions(bucket) for bucket in nothing.buckets]
+        """Belief about each segment of `rows`, as present in the context buckets of ``presence[row]``
+        (weights, any scale). `burstiness`: by row, the variance of sums of drafts against independent ones.
+        """
+        sums = self.evidence.sums()
+        by_context = self.evidence.by_context()
+        offered, by_k = self.evidence.by_k()
+        engine, coverage = _engine(by_context, sums, fleet)
+        mean, weight = _means(by_context, presence, engine)
+        share = _refined(coverage.mean, min(coverage.weight, STRENGTH_ENGINE), sums[DRAFTED], sums[ASKED])[0]
+        drafted_share = _drafted_share(offered)
+        worth = _worth(sums) / burstiness
+        low, high = _interval(mean, weight, worth)
+        apart = _apart(by_k, mean, worth)
+        # Asking in vain is evidence too: what is hardly ever drafted is known to be so.
+        known = np.maximum(sums[DRAFTED], sums[ASKED] / 4.0)
+        invalid = sums[INVALID] / np.maximum(sums[ASKED] + sums[INVALID], 1e-9)
         return tuple(
-            _belief(
-                segment,
-                share,
-                self.evidence.get(segment, nothing),
-                known.get(segment, nowhere),
-                contexts[segment],
-                acceptance,
-                coverage,
+            SegmentBelief(
+                segment=name,
+                share=float(shares[row]),
+                weight=float(known[row]),
+                coverage=float(share[row]),
+                acceptance=tuple(mean[row].tolist()),
+                acceptance_low=tuple(low[row].tolist()),
+                drafted_share=tuple(drafted_share[row].tolist()),
+                acceptance_high=tuple(high[row].tolist()),
+                invalid_state_share=float(invalid[row]),
+                by_k=apart.get(row, {}),
             )
-            for segment, share in shares.items()
+            for name, row in rows.items()
         )
 
 
-def _belief(
-    segment: str,
-    share: float,
-    evidence: Evidence,
-    buckets: Sequence[Positions],
-    contexts: Sequence[float],
-    engine_acceptance: Estimate,
-    engine_coverage: Estimate,
-) -> SegmentBelief:
-    reached = [sum(column) for column in zip(*(p.reached for p in buckets), strict=True)]
-    accepted = [sum(column) for column in zip(*(p.accepted for p in buckets), strict=True)]
-    offered = [sum(column) for column in zip(*(p.offered for p in buckets), strict=True)]
-    pooled = engine_acceptance.refined(sum(accepted), sum(reached), STRENGTH_ENGINE)
-    estimates = [pooled.refined(a, r, STRENGTH_SEGMENT) for a, r in zip(accepted, reached, strict=True)]
-    means = [_mean(estimate, j, buckets, contexts) for j, estimate in enumerate(estimates)]
-    asked, drafted = evidence.asked / evidence.gain, evidence.drafted / evidence.gain
-    return SegmentBelief(
-        segment=segment,
-        share=share,
-        # Asking in vain is evidence too: what is hardly ever drafted is known to be so.
-        weight=max(drafted, asked / 4.0),
-        coverage=engine_coverage.refined(drafted, asked, STRENGTH_ENGINE).mean,
-        acceptance=tuple(means),
-        acceptance_low=tuple(
-            Estimate(mean, estimate.weight).low for mean, estimate in zip(means, estimates, strict=True)
-        ),
-        drafted_share=_drafted_share(evidence, offered),
+EQUAL_AT_MOST = 17.0
+"""Squared deviations, in units of their usual square, at which K are kept apart, and `PER_FREEDOM` more
+for each K beyond the first: a chance of about 1 in 100,000."""
+
+PER_FREEDOM = 3.0
+
+KNOWN_REACHED = 60.0
+"""Verifications that reached position 1 under a K before it can be told apart."""
+
+
+def _engine(by_context: Positions, sums: Array, fleet: Estimate) -> tuple[Estimate, Estimate]:
+    """Acceptance and coverage of everything this engine drafted, leaning on the fleet."""
+    acceptance = fleet.refined(
+        float(by_context.accepted.sum()), float(by_context.reached.sum()), PRIOR.weight
     )
+    coverage = PRIOR.refined(float(sums[DRAFTED].sum()), float(sums[ASKED].sum()), PRIOR.weight)
+    return acceptance, coverage
 
 
-def _mean(segment: Estimate, position: int, buckets: Sequence[Positions], contexts: Sequence[float]) -> float:
-    """Acceptance at a position over the contexts that are present."""
-    total = sum(contexts)
-    if total <= 0.0:
-        return segment.mean
-    mean = 0.0
-    for found, weight in zip(buckets, contexts, strict=True):
-        if weight > 0.0:
-            here = segment.refined(found.accepted[position], found.reached[position], STRENGTH_CONTEXT)
-            mean += here.mean * (weight / total)
-    return min(mean, 1.0)
+def _refined(
+    mean: Array | float, weight: Array | float, successes: Array, trials: Array
+) -> tuple[Array, Array]:
+    """`Estimate.refined` for arrays; `weight` is already limited."""
+    total = weight + trials
+    return np.minimum((weight * mean + successes) / total, 1.0), total
 
 
-def _drafted_share(evidence: Evidence, offered: Sequence[float]) -> tuple[float, ...]:
+def _means(by_context: Positions, presence: Array, engine: Estimate) -> tuple[Array, Array]:
+    """Acceptance by segment and position over the contexts that are present, and the weight behind it."""
+    reached, accepted = by_context.reached.sum(axis=1), by_context.accepted.sum(axis=1)
+    pooled, weight = _refined(
+        engine.mean, min(engine.weight, STRENGTH_ENGINE), accepted.sum(axis=1), reached.sum(axis=1)
+    )
+    strength = np.minimum(weight, STRENGTH_SEGMENT)[:, None]
+    segment, weight = _refined(pooled[:, None], strength, accepted, reached)
+    strength = np.minimum(weight, STRENGTH_CONTEXT)[:, None]
+    here, _ = _refined(segment[:, None], strength, by_context.accepted, by_context.reached)
+    total = presence.sum(axis=1, keepdims=True)
+    present = presence / np.maximum(total, 1e-300)
+    mean = (here * present[:, :, None]).sum(axis=1)
+    return np.minimum(np.where(total > 0.0, mean, segment), 1.0), weight
+
+
+def _worth(sums: Array) -> Array:
+    """How many independent drafts one of the faded ones is worth: W^2 / sum w^2 by its weight W."""
+    twice = sums[DRAFTED_TWICE]
+    return np.where(twice > 0.0, sums[DRAFTED] / np.maximum(twice, 1e-300), 1.0)
+
+
+def _interval(mean: Array, weight: Array, worth: Array) -> tuple[Array, Array]:
+    """The 90 % interval (normal approximation of the Beta posterior)."""
+    half = NORMAL_Q95 * np.sqrt(mean * (1.0 - mean) / (weight * worth[:, None] + 1.0))
+    return np.maximum(mean - half, 0.0), np.minimum(mean + half, 1.0)
+
+
+def _drafted_share(offered: Array) -> Array:
     """P(position j is offered | a draft, K >= j): never rises with j; 1 at first, the last known after."""
-    shares: list[float] = []
-    above = 1.0
-    for j, did in enumerate(offered, start=1):
-        could = sum(evidence.commanded[j:]) / evidence.gain
-        above = min(above, Estimate(above, 1.0).refined(did, could, 1.0).mean)
-        shares.append(above)
-    return tuple(shares)
+    drafted, k_max = offered[:, :, :1].sum(axis=2), offered.shape[-1]
+    shares = np.empty((MAX_SEGMENTS, k_max))
+    above = np.ones(MAX_SEGMENTS)
+    for j in range(1, k_max + 1):
+        could = drafted[:, j:].sum(axis=1)
+        did = offered[:, :, j - 1].sum(axis=1)
+        above = np.minimum(above, (above + did) / (1.0 + could))
+        shares[:, j - 1] = above
+    return shares
+
+
+def _apart(by_k: Positions, mean: Array, worth: Array) -> dict[int, dict[int, tuple[float, ...]]]:
+    """Acceptance by commanded K of the segments in which it differs from K to K, by row."""
+    reached, accepted = by_k.reached, by_k.accepted
+    first = reached[:, :, :1].sum(axis=2)
+    known: Mask = np.asarray(first >= KNOWN_REACHED)
+    several = np.flatnonzero(np.add.reduce(known, axis=1) > 1)
+    out: dict[int, dict[int, tuple[float, ...]]] = {}
+    for row in several.tolist():
+        ks = np.flatnonzero(first[row] >= KNOWN_REACHED)
+        some, of = accepted[row, ks], reached[row, ks]
+        common = (some.sum(axis=0) + 1.0) / (of.sum(axis=0) + 2.0)
+        # Bursts make the first position differ most; every K is compared over the positions that all share.
+        shared = slice(0, int(ks[0]))
+        surplus = (some - common * of)[:, shared].sum(axis=1)
+        variance = (common * (1.0 - common) * of)[:, shared].sum(axis=1) / worth[row]
+        square = float((surplus**2 / np.maximum(variance, 1e-9)).sum())
+        if square > EQUAL_AT_MOST + PER_FREEDOM * (len(ks) - 1):
+            table = (some + STRENGTH_CONTEXT * mean[row]) / (of + STRENGTH_CONTEXT)
+            out[row] = {k: tuple(line) for k, line in zip(ks.tolist(), table.tolist(), strict=True)}
+    return out
+
+
+def _standardised(difference: Array, variance: Array) -> Array:
+    return difference / np.sqrt(variance + 0.02)

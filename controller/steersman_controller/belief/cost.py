@@ -1,75 +1,84 @@
 """What a step costs: belief, learned online and compiled into the tables that planners read."""
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
 
+import numpy as np
 from msgspec import Struct
 
-from steersman_controller.belief.fit import Line, LineState
-from steersman_controller.belief.verify import ASSUMED_S, VerifyCost, VerifyState
-from steersman_policies.messages import CONTEXT_EDGES_TOKENS, Hello, StepReport
+from steersman_controller.belief.arrays import BLOCK_STEPS, Array, Counts, Mask, fades
+from steersman_controller.belief.columns import Columns
+from steersman_controller.belief.fit import FitState, Line, Rows, predictions
+from steersman_controller.belief.steps import (
+    DRAFT,
+    OTHER,
+    PHASES,
+    VERIFY,
+    WIDTH,
+    Phase,
+    PredictionError,
+    Sight,
+    StepSeconds,
+    host_features,
+    log_ratio,
+    phases,
+)
+from steersman_controller.belief.verify import ASSUMED_S, KNEE_TOKENS, UNITS, Curve, VerifyCost
+from steersman_policies.messages import CONTEXT_EDGES_TOKENS, Hello
 from steersman_policies.view import StepCost
 
-Phase: TypeAlias = Literal["draft", "verify", "other", "step"]
+KEEP_ERROR = 0.95
+"""Kept of the running errors at each step."""
 
-SOLVE_EVERY = 32
-"""Steps between two solutions; the first `SOLVE_ALWAYS` are solved at once."""
+RECENT = 256
+"""Steps by interval whose errors make the bounds of a prediction."""
 
-SOLVE_ALWAYS = 16
+ENOUGH = 40
+"""Steps in an interval before it has bounds of its own; the others share theirs."""
 
-ERROR_GAIN = 0.05
-"""Weight of the newest step in the running errors."""
+KEEP_DOUBTED = 1.0 / 32.0
 
-
-class StepSeconds(Struct, frozen=True, gc=False):
-    """Seconds by phase."""
-
-    draft_s: float
-    verify_s: float
-    other_s: float
-
-    @property
-    def step_s(self) -> float:
-        """The whole step."""
-        return self.draft_s + self.verify_s + self.other_s
+FADE = 0.9984
+"""Kept after a full block, so that an interval that is never visited again is forgotten in the end."""
 
 
-class PredictionError(Struct):
-    """Predicted against actual seconds of one phase; means are over recent steps."""
+class Solution(Struct):
+    """Coefficients that fit best."""
 
-    predicted_s: float = 0.0
-    actual_s: float = 0.0
-    mean_error_s: float = 0.0
-    mean_actual_s: float = 0.0
-
-    def observe(self, predicted_s: float, actual_s: float, gain: float) -> None:
-        """Add one step, of which `gain` is the weight."""
-        self.predicted_s, self.actual_s = predicted_s, actual_s
-        self.mean_error_s += gain * (abs(predicted_s - actual_s) - self.mean_error_s)
-        self.mean_actual_s += gain * (actual_s - self.mean_actual_s)
-
-    @property
-    def relative(self) -> float:
-        """|predicted - actual| / actual, at most 1; 1 before there is any evidence."""
-        if self.mean_actual_s <= 0.0:
-            return 1.0
-        return min(self.mean_error_s / self.mean_actual_s, 1.0)
+    curve: Curve
+    draft: Array
+    other: Array
 
 
 class CostState(Struct):
     """What a `CostModel` has learned; part of a snapshot."""
 
-    verify: VerifyState
-    draft: LineState
-    other: LineState
-    errors: dict[Phase, PredictionError]
+    verify: FitState
+    draft: FitState
+    other: FitState
+    solution: Solution
+    """With which steps are predicted until the block ends."""
+    compared: Array
+    """[solution, reference] by interval: seconds by feature; the reference is what the watch looks at."""
+    interval: Counts
+    """By step of the block."""
+    rows: Array
+    predicted: Array
+    """By phase."""
+    actual: Array
+    errors: Array
+    """By phase: faded sums of |predicted - actual| and of actual."""
+    logs: Array
+    """By interval: log(actual / predicted) of the last `RECENT` steps, as a ring."""
+    logs_seen: Counts
+    filled: int = 0
+    """Steps in the block."""
     steps: int = 0
     first_after_switch_s: float = 0.0
     """Mean seconds that the first step after a switch takes longer than predicted."""
 
 
 class CostModel:
-    """Learns from reports. Nothing but `observe` changes it."""
+    """Learns from chunks of steps. Its predictions change when it settles; its tables are up to date."""
 
     def __init__(self, hello: Hello) -> None:
         self.max_batch = max(hello.max_batch, 1)
@@ -80,40 +89,116 @@ class CostModel:
         self.draft = Line(prior=(0.0, 0.0, ASSUMED_S / 50.0, 0.0), strength=(0.02, 0.02, 0.02, 0.02))
         # Features: a step at all, decode requests (in hundreds).
         self.other = Line(prior=(0.0, 0.0), strength=(1e-3, 0.02))
-        self.errors: dict[Phase, PredictionError] = {
-            phase: PredictionError() for phase in ("draft", "verify", "other", "step")
-        }
-        self.steps = 0
-        self.first_after_switch_s = 0.0
+        intervals = self.verify.intervals
+        self.state = CostState(
+            verify=self.verify.fit.state,
+            draft=self.draft.state,
+            other=self.other.state,
+            solution=Solution(self.verify.curve(), self.draft.prior, self.other.prior),
+            compared=np.zeros((2, intervals, WIDTH)),
+            interval=np.zeros(BLOCK_STEPS, np.int64),
+            rows=np.zeros((BLOCK_STEPS, WIDTH)),
+            predicted=np.zeros((BLOCK_STEPS, len(PHASES))),
+            actual=np.zeros((BLOCK_STEPS, len(PHASES))),
+            errors=np.zeros((len(PHASES), 2)),
+            logs=np.zeros((intervals, RECENT)),
+            logs_seen=np.zeros(intervals, np.int64),
+        )
+        self.state.compared[0] = self._coefficients(self.state.solution)
+
+    @property
+    def steps(self) -> int:
+        """Steps learned from."""
+        return self.state.steps
+
+    @property
+    def first_after_switch_s(self) -> float:
+        """Mean seconds that the first step after a switch takes longer than predicted."""
+        return self.state.first_after_switch_s
 
     @property
     def relative_error(self) -> float:
         """Typical |predicted - actual| / actual of recent steps; 1.0 before there is any evidence."""
-        return self.errors["step"].relative
+        return self.errors()["step"].relative
 
-    def observe(self, report: StepReport) -> None:
-        """Learn from a step. Ignores those that teach nothing."""
-        if not report.trains or report.target_tokens == 0:
-            return
-        predicted = self.predict(
-            target_tokens=report.target_tokens,
-            context_tokens=report.context_tokens,
-            prefill_tokens=report.prefill_tokens,
-            depth=report.drafting_depth,
-            requests_drafting=report.requests_drafting,
-            decode_requests=report.decode_requests,
+    def errors(self) -> dict[Phase, PredictionError]:
+        """Predicted against actual, by phase; the means as of the last settling."""
+        state, last = self.state, self.state.filled - 1
+        out: dict[Phase, PredictionError] = {}
+        for index, (phase, (wrong, total)) in enumerate(zip(PHASES, state.errors.tolist(), strict=True)):
+            relative = min(wrong / total, 1.0) if total > 0.0 else 1.0
+            out[phase] = PredictionError(
+                float(state.predicted[last, index]), float(state.actual[last, index]), relative
+            )
+        return out
+
+    def look(self, chunk: Columns) -> Sight:
+        """What was expected of the steps of a chunk. Changes nothing but the very first scale."""
+        teaches = chunk.trains & (chunk.target_tokens > 0.0)
+        steps = np.flatnonzero(teaches)
+        if len(steps) and self.state.solution.curve.scale_s == 0.0:
+            self._start(float(chunk.target_tokens[steps[0]]), float(chunk.seconds[1, steps[0]]))
+        pick = steps if len(steps) < chunk.steps else slice(None)
+        interval, rows = self._rows(
+            chunk.target_tokens[pick],
+            chunk.context_tokens[pick],
+            chunk.prefill_tokens[pick],
+            chunk.depth[pick],
+            chunk.requests_drafting[pick],
+            chunk.decode_requests[pick],
         )
-        if report.first_after_switch:
-            excess_s = report.busy_s - predicted.step_s
-            self.first_after_switch_s += ERROR_GAIN * (excess_s - self.first_after_switch_s)
-            return
-        if self.steps:
-            self._note_errors(predicted, report)
-        self._learn(report)
-        self.steps += 1
-        if self.steps <= SOLVE_ALWAYS or self.steps % SOLVE_EVERY == 0:
-            for part in (self.verify, self.draft, self.other):
-                part.solve()
+        products = self.state.compared[:, interval] * rows
+        predicted = phases(products[0])
+        actual = np.empty((len(steps), len(PHASES)))
+        actual[:, :3] = chunk.seconds[:, pick].T
+        actual[:, 3] = chunk.busy_s[pick]
+        expected = np.cumsum(products[1], axis=1)[:, -1]
+        log_error = np.where(expected > 0.0, log_ratio(actual[:, 3], expected), 0.0)
+        return Sight(steps, interval, rows, predicted, actual, log_error)
+
+    def learn(self, chunk: Columns, sight: Sight) -> None:
+        """Learn from the steps of a chunk that `look` has seen."""
+        state = self.state
+        switched = chunk.after_switch[sight.steps]
+        if switched.any():
+            for excess_s in (sight.actual[switched, 3] - sight.predicted[switched, 3]).tolist():
+                state.first_after_switch_s += 0.05 * (excess_s - state.first_after_switch_s)
+            sight = sight.taken(~switched)
+        more = slice(state.filled, state.filled + len(sight.steps))
+        state.interval[more] = sight.interval
+        state.rows[more] = sight.rows
+        state.predicted[more] = sight.predicted
+        state.actual[more] = sight.actual
+        state.filled += len(sight.steps)
+        state.steps += len(sight.steps)
+
+    def settle(self) -> Array:
+        """Let the block count in the predictions of the next one, and begin that.
+
+        Returns |predicted - actual| / actual by step and phase, of those that could be predicted.
+        """
+        state = self.state
+        blocks = self._block()
+        fits = (self.verify.fit, self.draft, self.other)
+        grams = [fit.gram(block) for fit, block in zip(fits, blocks, strict=True)]
+        state.solution = self._solved(grams)
+        grams[0] *= FADE ** (state.filled / BLOCK_STEPS)
+        for fit, block, gram in zip(fits, blocks, grams, strict=True):
+            fit.settle(block, gram)
+        state.compared[0] = self._coefficients(state.solution)
+        relative = self._note_errors()
+        state.filled = 0
+        return relative
+
+    def refer(self, intervals: Mask) -> None:
+        """From now on compare the steps of these intervals with what is predicted now."""
+        self.state.compared[1, intervals] = self.state.compared[0, intervals]
+
+    def doubt(self) -> None:
+        """Forget most of what was learned before the present block: steps have changed."""
+        for part in (self.verify.fit, self.draft, self.other):
+            part.doubt(KEEP_DOUBTED)
+        self.state.logs_seen[:] = 0
 
     def predict(
         self,
@@ -125,86 +210,157 @@ class CostModel:
         requests_drafting: float,
         decode_requests: float,
     ) -> StepSeconds:
-        """Seconds by phase of such a step; finite and not negative."""
-        verify_s = self.verify.predict(target_tokens, context_tokens, decode_requests, prefill_tokens)
-        draft_s = self.draft.predict(_draft_features(depth, requests_drafting)) if depth else 0.0
-        other_s = self.other.predict((1.0, decode_requests / 100.0))
+        """Seconds by phase of such a step, with all that was seen; finite and not negative."""
+        interval, rows = self._rows(
+            *(
+                np.array([float(value)])
+                for value in (
+                    target_tokens,
+                    context_tokens,
+                    prefill_tokens,
+                    depth,
+                    requests_drafting,
+                    decode_requests,
+                )
+            )
+        )
+        coefficients = self._coefficients(self._solved())
+        draft_s, verify_s, other_s, _ = phases(coefficients[interval] * rows)[0].tolist()
         return StepSeconds(draft_s, verify_s, other_s)
+
+    def bounds(self, target_tokens: float) -> tuple[float, float]:
+        """By what factors of its prediction a step of so many tokens may last: its 90 % interval.
+
+        The empirical quantiles of recent prequential errors, corrected for their number (split conformal).
+        (0, inf) before there are `ENOUGH`.
+        """
+        state = self.state
+        interval = int(self.verify.interval(np.array([target_tokens]))[0])
+        kept = np.minimum(state.logs_seen, RECENT)
+        if kept[interval] >= ENOUGH:
+            found = np.sort(state.logs[interval, : kept[interval]])
+        else:
+            found = np.sort(np.concatenate([state.logs[i, :n] for i, n in enumerate(kept.tolist())]))
+        if len(found) < ENOUGH:
+            return 0.0, float("inf")
+        rank = int(0.05 * (len(found) + 1))
+        return float(np.exp(found[rank - 1])), float(np.exp(found[len(found) - rank]))
 
     def compile(self, prefill_tokens: float) -> StepCost:
         """The tables for a planner; `prefill_tokens`: the usual number in a step that carries prefill."""
-        curve = self.verify.curve_s()
-        per_context, per_request, per_prefill, any_prefill = self.verify.terms_s()
+        solution = self._solved()
+        curve = self.verify.curve_s(solution.curve)
+        per_context, per_request, per_prefill, any_prefill = self.verify.terms_s(solution.curve)
         contexts = _context_grid(self.max_batch)
         prefills = (0, max(round(prefill_tokens), 1)) if prefill_tokens > 0.0 else (0,)
-
-        def row(context: int, prefill: int) -> tuple[float, ...]:
-            extra = per_context * context + per_prefill * prefill + (any_prefill if prefill else 0.0)
-            return tuple(max(at_knot + extra, 0.05 * at_knot) for at_knot in curve)
-
+        extra = per_context * np.array(contexts, np.float64)
+        planes = [
+            np.maximum(curve + (extra + per_prefill * n + (any_prefill if n else 0.0))[:, None], 0.05 * curve)
+            for n in prefills
+        ]
         # All that is linear in the requests needs two grid points.
         requests = (1, self.max_batch) if self.max_batch > 1 else (1,)
+        rows = np.zeros(((self.k_max + 1) * len(requests), WIDTH))
+        grid = np.tile(np.array(requests, np.float64), self.k_max + 1)
+        host_features(rows, np.repeat(np.arange(self.k_max + 1.0), len(requests)), grid, grid)
+        draft_s = predictions(solution.draft, rows[:, DRAFT]).reshape(-1, len(requests))
+        other_s = predictions(solution.other, rows[: len(requests), OTHER])
         return StepCost(
-            tokens_grid=tuple(self.verify.state.knots),
+            tokens_grid=tuple(int(knot) for knot in self.verify.knots),
             context_grid_tokens=contexts,
             prefill_grid_tokens=prefills,
-            verify_s=tuple(tuple(row(context, prefill) for context in contexts) for prefill in prefills),
+            verify_s=tuple(tuple(map(tuple, plane.tolist())) for plane in planes),
             requests_grid=requests,
-            draft_s=tuple(
-                tuple(self.draft.predict(_draft_features(depth, n)) if depth else 0.0 for n in requests)
-                for depth in range(self.k_max + 1)
-            ),
+            draft_s=tuple(map(tuple, draft_s.tolist())),
             # What a request costs in the forward whatever its draft is no matter of tokens: it goes here.
-            other_s=tuple(self.other.predict((1.0, n / 100.0)) + per_request * n for n in requests),
+            other_s=tuple((other_s + per_request * np.array(requests)).tolist()),
             relative_error=self.relative_error,
-        )
-
-    def state(self) -> CostState:
-        """What was learned, for a snapshot. Shares its lists with the model: encode it at once."""
-        return CostState(
-            verify=self.verify.state,
-            draft=self.draft.state,
-            other=self.other.state,
-            errors=self.errors,
-            steps=self.steps,
-            first_after_switch_s=self.first_after_switch_s,
+            first_after_switch_s=max(self.first_after_switch_s, 0.0),
         )
 
     def restore(self, state: CostState) -> None:
-        """Continue from a snapshot. Raises ValueError where it was taken of an engine of another size."""
-        if state.verify.knots != self.verify.state.knots:
-            raise ValueError(
-                f"snapshot: cost knots up to {state.verify.knots[-1]} tokens, "
-                f"this engine needs {self.verify.state.knots[-1]}"
-            )
-        self.verify.state, self.draft.state, self.other.state = state.verify, state.draft, state.other
-        self.errors, self.steps = state.errors, state.steps
-        self.first_after_switch_s = state.first_after_switch_s
+        """Continue from a snapshot of an engine of the same size."""
+        self.state = state
+        self.verify.fit.state, self.draft.state, self.other.state = state.verify, state.draft, state.other
 
-    def _note_errors(self, predicted: StepSeconds, report: StepReport) -> None:
-        gain = max(ERROR_GAIN, 1.0 / self.steps)
-        errors = self.errors
-        errors["draft"].observe(predicted.draft_s, report.draft_s, gain)
-        errors["verify"].observe(predicted.verify_s, report.verify_s, gain)
-        errors["other"].observe(predicted.other_s, report.other_s, gain)
-        errors["step"].observe(predicted.step_s, report.busy_s, gain)
+    def _start(self, tokens: float, verify_s: float) -> None:
+        """Take the first forward for the size of all of them."""
+        curve = self.state.solution.curve
+        curve.scale_s = max(verify_s, 1e-6) * (KNEE_TOKENS + 1.0) / (KNEE_TOKENS + tokens)
+        self.state.compared[0] = self._coefficients(self.state.solution)
 
-    def _learn(self, report: StepReport) -> None:
-        self.verify.observe(
-            report.target_tokens,
-            report.context_tokens,
-            report.decode_requests,
-            report.prefill_tokens,
-            report.verify_s,
+    def _rows(
+        self,
+        target_tokens: Array,
+        context_tokens: Array,
+        prefill_tokens: Array,
+        depth: Array,
+        requests_drafting: Array,
+        decode_requests: Array,
+    ) -> tuple[Counts, Array]:
+        """Interval and features of steps."""
+        rows = np.empty((len(target_tokens), WIDTH))
+        interval = self.verify.interval(target_tokens)
+        self.verify.features(rows, interval, target_tokens, context_tokens)
+        rows[:, 3] = decode_requests / UNITS[1]
+        rows[:, 4] = prefill_tokens / UNITS[2]
+        rows[:, 5] = prefill_tokens > 0.0
+        host_features(rows, depth, requests_drafting, decode_requests)
+        return interval, rows
+
+    def _block(self) -> tuple[Rows, Rows, Rows]:
+        """The steps of the block, for each of the fits."""
+        state = self.state
+        now = slice(0, state.filled)
+        interval, rows, predicted, actual = (
+            state.interval[now],
+            state.rows[now],
+            state.predicted[now],
+            state.actual[now],
         )
-        if report.drafting_depth and report.requests_drafting:
-            features = _draft_features(report.drafting_depth, report.requests_drafting)
-            self.draft.observe(features, report.draft_s)
-        self.other.observe((1.0, report.decode_requests / 100.0), report.other_s)
+        drafted = (rows[:, DRAFT.start] > 0.0) & (rows[:, DRAFT.start + 1] > 0.0)
+        nowhere = np.zeros(state.filled, np.int64)
+        return (
+            Rows(interval, rows[:, VERIFY], predicted[:, 1], actual[:, 1]),
+            Rows(nowhere[drafted], rows[drafted, DRAFT], predicted[drafted, 0], actual[drafted, 0]),
+            Rows(nowhere, rows[:, OTHER], predicted[:, 2], actual[:, 2]),
+        )
 
+    def _solved(self, grams: Sequence[Array] = ()) -> Solution:
+        """What fits best to all that was seen."""
+        if not grams:
+            fits = (self.verify.fit, self.draft, self.other)
+            grams = [fit.gram(block) for fit, block in zip(fits, self._block(), strict=True)]
+        verify, draft, other = grams
+        return Solution(
+            self.verify.solved(verify, self.state.solution.curve.scale_s),
+            self.draft.solved(draft),
+            self.other.solved(other),
+        )
 
-def _draft_features(depth: int, requests: float) -> Sequence[float]:
-    return (1.0, requests / 100.0, float(depth), depth * requests / 100.0)
+    def _coefficients(self, solution: Solution) -> Array:
+        out = np.empty((self.verify.intervals, WIDTH))
+        out[:, VERIFY] = self.verify.coefficients(solution.curve)
+        out[:, DRAFT], out[:, OTHER] = solution.draft, solution.other
+        return out
+
+    def _note_errors(self) -> Array:
+        state = self.state
+        first = int(state.steps == state.filled)  # nobody can predict the very first step
+        now = slice(first, state.filled)
+        predicted, actual = state.predicted[now], state.actual[now]
+        wrong, number = np.abs(predicted - actual), len(actual)
+        if number:
+            weight = fades(KEEP_ERROR, number)[:, None]
+            state.errors *= KEEP_ERROR**number
+            state.errors += np.stack([(wrong * weight).sum(axis=0), (actual * weight).sum(axis=0)], axis=1)
+        logs = log_ratio(actual[:, 3], predicted[:, 3])
+        for interval in np.unique(state.interval[now]).tolist():
+            mine = logs[state.interval[now] == interval]
+            at = (state.logs_seen[interval] + np.arange(len(mine))) % RECENT
+            state.logs[interval, at] = mine
+            state.logs_seen[interval] += len(mine)
+        return np.asarray(wrong / np.maximum(actual, 1e-9))
 
 
 def _context_grid(max_batch: int) -> tuple[int, ...]:

@@ -1,196 +1,141 @@
-"""What was seen of the drafts of one segment: counts that fade, and a watch for sudden change.
+"""What was seen of the drafts of each segment: counts that fade, kept in one flat array.
 
-Each count is multiplied by a growing gain when it is added, instead of all others being shrunk:
-forgetting costs one multiplication. A true count is the kept one divided by the gain.
+A verification that had d draft tokens and accepted a of them is kept as three marks: where it was offered
+(d), how far it reached (min(d, a + 1)) and how far it was accepted (a). Sums from a mark to the end then say
+how often a position was offered, reached and accepted; and what lies behind the last position that was
+verified is missing, not zero.
 """
 
 from typing import NamedTuple
 
-import msgspec
+import numpy as np
 from msgspec import Struct
 
-from steersman_policies.messages import CONTEXT_EDGES_TOKENS, Group
+from steersman_controller.belief.arrays import Array, Counts, add_at, gain
+from steersman_controller.belief.columns import CONTEXTS, Columns
+from steersman_policies.units import MAX_SEGMENTS
 
-CONTEXTS = len(CONTEXT_EDGES_TOKENS) + 1
+KEEP_ASKED = 0.995
+"""Kept of the evidence in a step that asked the segment for drafts."""
 
-SETTLED = 30.0
-"""Drafts behind a belief before it can be contradicted."""
+KEEP_IDLE = 0.9995
+"""Kept in a step in which the segment was live but not asked."""
 
-STALE_GROUPS = 64
-"""Groups after which the belief that new evidence is compared with is brought up to date."""
+ASKED, DRAFTED, INVALID, DRAFTED_TWICE = range(4)
+"""Sums by segment: requests asked, those with a draft, those without valid drafter state; and drafts times
+the square of their gain, from which follows how many drafts the faded ones are worth."""
 
-SURPRISE = 16.0
-"""Squared deviations, in units of their usual square, that contradict a belief."""
-
-
-class Surprise(Struct):
-    """Recent difference between what was seen and what was expected, against its usual size."""
-
-    difference: float = 0.0
-    variance: float = 0.0
-    dispersion: float = 1.0
-    """Usual square of the difference in units of its variance: requests differ and acceptance comes in
-    bursts, so in real traffic this is well above the binomial 1."""
-
-    def observe(self, difference: float, variance: float) -> bool:
-        """Whether the newest evidence contradicts the belief; starts afresh if so."""
-        self.difference = 0.8 * self.difference + difference
-        self.variance = 0.64 * self.variance + variance + 0.02
-        square = self.difference**2 / self.variance
-        if square > SURPRISE * max(self.dispersion, 1.0):
-            self.difference = self.variance = 0.0
-            return True
-        self.dispersion += 0.02 * (square - self.dispersion)
-        return False
+SUMS = 4
+_SUM_PLACES = (np.arange(SUMS) * MAX_SEGMENTS)[:, None]
 
 
-class Bucket(Struct):
-    """Evidence in one context bucket; the lists are empty before there is any."""
+class EvidenceState(Struct):
+    """Part of a snapshot. True values are the kept ones divided by the gain of their segment."""
 
-    outcomes: list[float] = []
-    """Requests by (drafted, accepted), at `place`."""
-    weight: float = 0.0
-    """Their sum."""
-    expected: list[float] = []
-    """Accepted tokens expected of a proposal that reaches 0, 1, 2 ... positions, as believed lately."""
-    variance: list[float] = []
-    stale: int = 0
-    """Groups since then."""
+    by_context: Array
+    """[reached, accepted][segment][context][mark]"""
+    by_k: Array
+    """[offered, reached, accepted][segment][commanded K][mark]"""
+    sums: Array
+    """[what][segment]"""
+    asked_steps: Counts
+    """By segment, since the gain was 1."""
+    idle_steps: Counts
 
 
 class Positions(NamedTuple):
-    """Evidence by position, 1 to K_max."""
+    """True values by position 1 to K_max on the last axis."""
 
-    reached: list[float]
-    accepted: list[float]
-    offered: list[float]
+    reached: Array
+    accepted: Array
 
 
-class Evidence(Struct):
-    """Everything seen of one segment."""
+class Evidence:
+    """Evidence of all segments. Only `add`, `doubt`, `free` and `settle` change it."""
 
-    k_max: int
-    buckets: list[Bucket]
-    commanded: list[float]
-    """Requests with a draft by the K that was commanded."""
-    asked: float = 0.0
-    drafted: float = 0.0
-    gain: float = 1.0
-    step: int = -1
-    """The last step in which something was forgotten."""
-    acceptance_surprise: Surprise = msgspec.field(default_factory=Surprise)
-    coverage_surprise: Surprise = msgspec.field(default_factory=Surprise)
-    surprises: int = 0
-
-    def keep(self, fraction: float) -> None:
-        """Forget all but this fraction."""
-        self.gain /= fraction
-        if self.gain > 1e9:
-            self._rescale()
-
-    def doubt(self, fraction: float) -> None:
-        """Forget all but this fraction because it was contradicted."""
-        self.surprises += 1
-        self.keep(fraction)
-        for bucket in self.buckets:
-            bucket.stale = STALE_GROUPS
-
-    def add(self, group: Group, asked: int) -> None:
-        """Count what a group verified; `asked`: its requests that the drafter could have served."""
-        bucket, gain = self.buckets[group.context_bucket], self.gain
-        drafted = group.requests_drafted * gain
-        self.asked += asked * gain
-        self.drafted += drafted
-        self.commanded[group.commanded_k] += drafted
-        bucket.weight += drafted
-        if not bucket.outcomes:
-            bucket.outcomes = [0.0] * place(self.k_max + 1, 0)
-        outcomes = bucket.outcomes
-        for offered, taken, requests in group.outcomes:
-            outcomes[offered * (offered + 1) // 2 + taken] += requests * gain
-
-    def is_contradicted(self, group: Group, asked: int) -> bool:
-        """Whether this group, together with the ones just before, contradicts what was believed."""
-        bucket, gain = self.buckets[group.context_bucket], self.gain
-        if bucket.weight < SETTLED * gain:
-            return False
-        if not bucket.expected or bucket.stale >= STALE_GROUPS:
-            self._expect(bucket)
-        bucket.stale += 1
-        difference = variance = 0.0
-        for offered, taken, requests in group.outcomes:
-            reached = taken + 1 if taken < offered else taken
-            difference += (taken - bucket.expected[reached]) * requests
-            variance += bucket.variance[reached] * requests
-        coverage = (self.drafted + gain) / (self.asked + 2.0 * gain)
-        by_acceptance = self.acceptance_surprise.observe(difference, variance)
-        by_coverage = self.coverage_surprise.observe(
-            group.requests_drafted - coverage * asked, asked * coverage * (1.0 - coverage)
+    def __init__(self, k_max: int) -> None:
+        self.k_max = k_max
+        marks = k_max + 1
+        self.state = EvidenceState(
+            by_context=np.zeros((2, MAX_SEGMENTS, CONTEXTS, marks)),
+            by_k=np.zeros((3, MAX_SEGMENTS, marks, marks)),
+            sums=np.zeros((SUMS, MAX_SEGMENTS)),
+            asked_steps=np.zeros(MAX_SEGMENTS, np.int64),
+            idle_steps=np.zeros(MAX_SEGMENTS, np.int64),
         )
-        return by_acceptance or by_coverage
 
-    def positions(self, bucket: Bucket) -> Positions:
-        """The evidence of a bucket by position."""
-        reached, accepted, offered = ([0.0] * self.k_max for _ in range(3))
-        if not bucket.outcomes:
-            return Positions(reached, accepted, offered)
-        for drafted in range(1, self.k_max + 1):
-            for taken in range(drafted + 1):
-                weight = bucket.outcomes[place(drafted, taken)] / self.gain
-                if weight == 0.0:
-                    continue
-                for j in range(drafted):
-                    offered[j] += weight
-                for j in range(min(drafted, taken + 1)):
-                    reached[j] += weight
-                for j in range(taken):
-                    accepted[j] += weight
-        return Positions(reached, accepted, offered)
+    def add(self, chunk: Columns, rows: Counts) -> None:
+        """Count what the groups of a chunk verified; `rows`: the segment of each."""
+        state, marks = self.state, self.k_max + 1
+        by_group = self._advance(chunk, rows)[chunk.step, rows]
+        terms = np.empty((SUMS, len(rows)))
+        terms[:3] = chunk.drafts * by_group
+        terms[DRAFTED_TWICE] = terms[DRAFTED] * by_group
+        add_at(state.sums, (_SUM_PLACES + rows).reshape(-1), terms.reshape(-1))
 
-    def _expect(self, bucket: Bucket) -> None:
-        """Write down what is believed now, for later evidence to be compared with."""
-        found = self.positions(bucket)
-        bucket.expected, bucket.variance, bucket.stale = [0.0], [0.0], 0
-        for reached, accepted in zip(found.reached, found.accepted, strict=True):
-            mean = (accepted + 1.0) / (reached + 2.0)
-            bucket.expected.append(bucket.expected[-1] + mean)
-            bucket.variance.append(bucket.variance[-1] + mean * (1.0 - mean))
+        group = chunk.group
+        weight = chunk.count * by_group[group]
+        context = ((rows * CONTEXTS + chunk.bucket) * marks)[group]
+        commanded = ((rows * marks + chunk.k) * marks)[group]
+        for kind, mark in enumerate(chunk.marks):
+            add_at(state.by_k[kind], commanded + mark, weight)
+            if kind:
+                add_at(state.by_context[kind - 1], context + mark, weight)
 
-    def _rescale(self) -> None:
-        shrink = 1.0 / self.gain
-        for bucket in self.buckets:
-            bucket.outcomes = [value * shrink for value in bucket.outcomes]
-            bucket.weight *= shrink
-        self.commanded = [value * shrink for value in self.commanded]
-        self.asked *= shrink
-        self.drafted *= shrink
-        self.gain = 1.0
+    def doubt(self, rows: Counts, keep: float) -> None:
+        """Forget all but this fraction of what was seen of these segments."""
+        state = self.state
+        for kept in (state.by_context, state.by_k, state.sums):
+            kept[:, rows] *= keep
+
+    def free(self, row: int) -> None:
+        """Forget a segment."""
+        self.doubt(np.array([row]), 0.0)
+        self.state.asked_steps[row] = self.state.idle_steps[row] = 0
+
+    def settle(self) -> None:
+        """Bring all gains back to 1."""
+        state = self.state
+        shrink = 1.0 / self._gains()
+        state.by_context *= shrink[:, None, None]
+        state.by_k *= shrink[:, None, None]
+        state.sums *= shrink
+        state.sums[DRAFTED_TWICE] *= shrink
+        state.asked_steps[:] = 0
+        state.idle_steps[:] = 0
+
+    def sums(self) -> Array:
+        """The sums by segment, as of now."""
+        true: Array = self.state.sums / self._gains()
+        true[DRAFTED_TWICE] /= self._gains()
+        return true
+
+    def by_context(self) -> Positions:
+        """By segment, context bucket and position."""
+        return Positions(*_from_marks(self.state.by_context / self._gains()[:, None, None]))
+
+    def by_k(self) -> tuple[Array, Positions]:
+        """By segment, commanded K and position: how often it was offered, and what came of it."""
+        offered, reached, accepted = _from_marks(self.state.by_k / self._gains()[:, None, None])
+        return offered, Positions(reached, accepted)
+
+    def _gains(self) -> Array:
+        return np.asarray(gain(KEEP_ASKED, self.state.asked_steps) * gain(KEEP_IDLE, self.state.idle_steps))
+
+    def _advance(self, chunk: Columns, rows: Counts) -> Array:
+        """The gain of each segment in each step: a segment forgets once per step, however many its groups."""
+        place = chunk.step * MAX_SEGMENTS + rows
+        live, asked = np.zeros((2, chunk.steps * MAX_SEGMENTS), np.bool_)
+        live[place[chunk.trains[chunk.step]]] = True
+        asked[place[chunk.teaches > 0.0]] = True
+        live, asked = live.reshape(-1, MAX_SEGMENTS), asked.reshape(-1, MAX_SEGMENTS)
+        state = self.state
+        asked_steps = state.asked_steps + asked.cumsum(axis=0)
+        idle_steps = state.idle_steps + (live & ~asked).cumsum(axis=0)
+        state.asked_steps, state.idle_steps = asked_steps[-1], idle_steps[-1]
+        return np.asarray(gain(KEEP_ASKED, asked_steps) * gain(KEEP_IDLE, idle_steps))
 
 
-def no_evidence(k_max: int) -> Evidence:
-    """Of a segment that was never seen."""
-    return Evidence(k_max, [Bucket() for _ in range(CONTEXTS)], [0.0] * (k_max + 1))
-
-
-def place(drafted: int, accepted: int) -> int:
-    """Where an outcome is kept: one row per number of draft tokens.
-
-    >>> [place(d, a) for d in range(3) for a in range(d + 1)]
-    [0, 1, 2, 3, 4, 5]
-    """
-    return drafted * (drafted + 1) // 2 + accepted
-
-
-def is_sane(group: Group, k_max: int) -> bool:
-    """Whether the numbers of a group are possible: a contradiction must not reach an estimator."""
-    drafted_requests, k = 0, group.commanded_k
-    for drafted, accepted, requests in group.outcomes:
-        if not accepted <= drafted <= k:
-            return False
-        if drafted:
-            drafted_requests += requests
-    return (
-        k <= k_max
-        and group.context_bucket < CONTEXTS
-        and (drafted_requests == group.requests_drafted <= group.requests)
-    )
+def _from_marks(marks: Array) -> Array:
+    """How many reach positions 1, 2, ...: those whose mark lies there or behind."""
+    return marks[..., :0:-1].cumsum(axis=-1)[..., ::-1]

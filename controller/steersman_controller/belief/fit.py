@@ -1,19 +1,17 @@
-"""Least squares that is updated one row at a time and solved now and then.
+"""Least squares on rows that come in blocks.
 
 The evidence is an augmented Gram matrix: for a row x with result y it grows by the outer product of
-(x, y). Forgetting scales it down; the prior is added only when solving, so it never fades. All rows
-are divided by the size of the result first: what is minimised is the relative error.
+(x, y). It is kept in cells, each of which forgets only where new rows arrive; the prior is added only
+when solving, so it never fades. All rows are divided by the size of the result first: what is minimised
+is the relative error.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
-Matrix: TypeAlias = npt.NDArray[np.float64]
+from steersman_controller.belief.arrays import Array, Counts, Mask, fades
 
 MEMORY_STEPS = 200.0
 """Effective number of rows that are remembered: forgetting is 1 - 1 / MEMORY_STEPS per row."""
@@ -23,110 +21,112 @@ KEEP = 1.0 - 1.0 / MEMORY_STEPS
 SMALLEST_S = 1e-5
 """Seconds below this are as good as none: a relative error of them would drown all others."""
 
-TRUSTED_ROWS = 8.0
+TRUSTED_ROWS = 8
 """With fewer rows behind a prediction, a result far from it is news and not an outlier."""
 
-ONE_SIDED = 0.8
-"""Recent mean sign of the residuals at which they lean to one side."""
+KEEP_SPREAD = 0.95
+
+SPREAD = 0.5
+"""Relative residual that is taken for usual before anything was seen."""
 
 
-class Residuals(Struct):
-    """How far results usually are from their predictions.
+class FitState(Struct):
+    """What a `Fit` has seen in the blocks before; part of a snapshot."""
 
-    A stall on a shared machine must not wreck a fit, but a lasting change must get through. So a result
-    is clipped to three times the usual residual around its prediction; and when the residuals lean to
-    one side for long, what was learned before is worth half.
-    """
-
-    spread: float = 0.5
-    """Typical size of the relative residual."""
-    lean: float = 0.0
-    """Their recent mean sign."""
-
-    def clipped(self, predicted: float, result: float) -> float:
-        """The result to learn from."""
-        residual = result / predicted - 1.0
-        self.spread += 0.05 * (min(abs(residual), 1.0) - self.spread)
-        self.lean += 0.1 * ((1.0 if residual > 0.0 else -1.0) - self.lean)
-        limit = max(0.1, 3.0 * self.spread)
-        return predicted * (1.0 + min(max(residual, -limit), limit))
-
-    def is_one_sided(self) -> bool:
-        """Whether some sixteen residuals in a row had the same sign; starts afresh if so."""
-        if abs(self.lean) < ONE_SIDED:
-            return False
-        self.lean = 0.0
-        return True
+    gram: Array
+    """By cell: the products of a row with itself and its result."""
+    seen: Counts
+    """By cell: rows since the evidence there was doubted."""
+    spread: Array
+    """Faded sum of |relative residuals|, and their faded number."""
 
 
-class LineState(Struct):
-    """What a `Line` has learned; part of a snapshot."""
+class Rows(Struct, frozen=True, gc=False):
+    """The rows of a block so far, with what was predicted for them and what came."""
 
-    gram: list[float]
-    coefficients: list[float]
-    rows: float = 0.0
-    residuals: Residuals = msgspec.field(default_factory=Residuals)
+    cells: Counts
+    rows: Array
+    predicted: Array
+    results: Array
 
 
-class Line:
+class Fit:
+    """Rows of `features` features and a result, in `cells` cells."""
+
+    def __init__(self, cells: int, features: int) -> None:
+        size = features + 1
+        self.state = FitState(
+            gram=np.zeros((cells, size, size)),
+            seen=np.zeros(cells, np.int64),
+            spread=np.array([SPREAD, 1.0]),
+        )
+
+    def settle(self, block: Rows, gram: Array) -> None:
+        """Make a block part of the evidence; `gram`: what `gram` says with it."""
+        state = self.state
+        state.gram = gram
+        known = self._known(block)
+        residual = np.minimum(np.abs(block.results[known] / block.predicted[known] - 1.0), 1.0)
+        weight = fades(KEEP_SPREAD, len(residual))
+        state.spread *= KEEP_SPREAD ** len(residual)
+        state.spread += (float((residual * weight).sum()), float(weight.sum()))
+        state.seen += np.bincount(block.cells, minlength=len(state.seen))
+
+    def doubt(self, keep: float) -> None:
+        """Forget all but `keep` of everything: what slows one step down slows all of them down."""
+        self.state.gram *= keep
+        self.state.seen[:] = 0
+
+    def gram(self, block: Rows) -> Array:
+        """The products by cell, those of a block included.
+
+        A stall on a shared machine must not wreck the fit, so a result is clipped to three times the usual
+        residual around its prediction. A lasting change is for the watch to see.
+        """
+        state = self.state
+        gram = state.gram.copy()
+        if not len(block.cells):
+            return gram
+        known = self._known(block)
+        base = np.where(known, block.predicted, np.maximum(block.results, SMALLEST_S))
+        limit = max(0.1, 3.0 * float(state.spread[0] / state.spread[1]))
+        bound = np.where(known, limit, np.inf)
+        relative = np.minimum(np.maximum(block.results / base - 1.0, -bound), bound) + 1.0
+        rows = np.column_stack([block.rows / base[:, None], relative])
+        for cell in np.unique(block.cells).tolist():
+            mine = rows[block.cells == cell]
+            weighted = mine * fades(KEEP, len(mine))[:, None]
+            gram[cell] = KEEP ** len(mine) * gram[cell] + mine.T @ weighted
+        return gram
+
+    def _known(self, block: Rows) -> Mask:
+        known: Mask = (self.state.seen >= TRUSTED_ROWS)[block.cells] & (block.predicted > SMALLEST_S)
+        return known
+
+
+class Line(Fit):
     """y = coefficients . x with coefficients >= 0, for a handful of features."""
 
     def __init__(self, prior: Sequence[float], strength: Sequence[float]) -> None:
-        self.prior = list(prior)
-        self.strength = list(strength)
-        size = len(self.prior) + 1
-        self._upper = np.triu_indices(size)
-        self.state = LineState([0.0] * (size * (size + 1) // 2), list(self.prior))
+        super().__init__(1, len(prior))
+        self.prior = np.array(prior)
+        self.strength = np.array(strength)
 
-    def predict(self, features: Sequence[float]) -> float:
-        """The expected result."""
-        return sum(c * x for c, x in zip(self.state.coefficients, features, strict=True))
-
-    def observe(self, features: Sequence[float], result: float) -> None:
-        """Add one row; `solve` makes it count."""
-        state = self.state
-        predicted = self.predict(features)
-        state.rows = learn(state.gram, features, state.residuals, state.rows, predicted, result)
-        if state.residuals.is_one_sided():
-            state.gram[:] = [0.5 * value for value in state.gram]
-            state.rows *= 0.5
-
-    def solve(self) -> None:
-        """Bring the coefficients up to date."""
-        size = len(self.prior) + 1
-        upper = np.zeros((size, size))
-        upper[self._upper] = self.state.gram
-        gram = symmetric(upper)
-        weight = np.array(self.strength)
-        normal = gram[:-1, :-1] + np.diag(weight)
-        wanted = gram[:-1, -1] + weight * np.array(self.prior)
-        self.state.coefficients = solve_non_negative(normal, wanted, range(size - 1)).tolist()
+    def solved(self, gram: Array) -> Array:
+        """The coefficients that fit best to what `Fit.gram` says."""
+        found = gram[0]
+        normal = found[:-1, :-1] + np.diag(self.strength)
+        wanted = found[:-1, -1] + self.strength * self.prior
+        return solve_non_negative(normal, wanted, range(len(self.prior)))
 
 
-def learn(
-    gram: list[float],
-    features: Sequence[float],
-    residuals: Residuals,
-    rows: float,
-    predicted: float,
-    result: float,
-) -> float:
-    """Add a row to `gram` (upper triangle, row by row), forgetting a little; the new number of rows."""
-    target, size = result, max(result, SMALLEST_S)
-    if rows >= TRUSTED_ROWS and predicted > SMALLEST_S:
-        target, size = residuals.clipped(predicted, result), predicted
-    row = [*(x / size for x in features), target / size]
-    products = [left * right for i, left in enumerate(row) for right in row[i:]]
-    gram[:] = [KEEP * old + new for old, new in zip(gram, products, strict=True)]
-    return rows * KEEP + 1.0
+def predictions(coefficients: Array, rows: Array) -> Array:
+    """Coefficients times features, by row (the last axis)."""
+    # Not `@`: how it adds depends on the number of rows.
+    return np.cumsum(coefficients * rows, axis=-1)[..., -1]
 
 
-def symmetric(upper: Matrix) -> Matrix:
-    """The symmetric matrix with this upper triangle."""
-    return upper + upper.T - np.diag(np.diag(upper))
-
-
-def solve_non_negative(normal: Matrix, wanted: Matrix, constrained: Sequence[int]) -> Matrix:
+def solve_non_negative(normal: Array, wanted: Array, constrained: Sequence[int]) -> Array:
     """The solution of ``normal @ x = wanted``, negative entries among `constrained` held at zero.
 
     An active-set pass that only ever adds to the set: exact enough for coefficients that are either
@@ -144,7 +144,7 @@ def solve_non_negative(normal: Matrix, wanted: Matrix, constrained: Sequence[int
     return solution
 
 
-def _solved(normal: Matrix, wanted: Matrix) -> Matrix:
+def _solved(normal: Array, wanted: Array) -> Array:
     # Rows much heavier than the prior can lose it to rounding.
     try:
         return np.linalg.solve(normal, wanted).astype(np.float64, copy=False)

@@ -1,131 +1,206 @@
 """How busy the engine has been lately, and with what.
 
 A sum that fades with the engine's own clock: what was e seconds ago counts less by exp(-e / tau), so a
-change of phase shows within a second or two however long the steps are. As in `acceptance`, the newest
-evidence grows by a gain instead of everything else being shrunk.
+change of phase shows within a second or two however long the steps are. As everywhere, the newest evidence
+grows by a gain instead of everything else being shrunk.
 """
 
-import math
+from collections.abc import Sequence
 
+import numpy as np
 from msgspec import Struct
 
-from steersman_controller.belief.evidence import CONTEXTS
-from steersman_policies.messages import StepReport
+from steersman_controller.belief.arrays import Array, Counts, add_at, gain
+from steersman_controller.belief.columns import CONTEXTS, Columns
 from steersman_policies.units import MAX_SEGMENTS, UNKNOWN_SEGMENT
 
 FADE_S = 1.0
 """Seconds after which a request that is gone counts 1/e."""
 
-PREFILL_GAIN = 0.1
-"""Weight of the newest step that carried prefill in their mean."""
+KEEP_PREFILL = 0.9
+"""Kept of the mean prefill at a step that carries some."""
 
 CROWDED_STEPS = 200
 """A segment unseen for this many steps makes room for a new one when all places are taken."""
 
-
-class Presence(Struct):
-    """How much of a segment was there, by context bucket, and when it was last seen."""
-
-    contexts: list[float]
-    last_step: int = 0
+LONGEST_FADES = 100.0
+"""Gains must be rescaled before they have grown by exp of this."""
 
 
 class LoadState(Struct):
-    """What a `RecentLoad` has seen; part of a snapshot."""
+    """What a `RecentLoad` has seen; part of a snapshot. Sums are faded with the clock."""
 
-    segments: dict[str, Presence]
-    gain: float = 1.0
+    names: list[str]
+    """Segment by row; empty where the row is free."""
+    last_step: Counts
+    """By row: the step in which the segment was last seen."""
+    presence: Array
+    """Requests x busy seconds, by row and context bucket."""
+    sums: Array
+    """Busy seconds, and those times decode requests and times context tokens."""
+    prefill: Array
+    """Faded sum of prefill tokens over the steps that carried some, and of 1."""
+    prefill_steps: Counts
+    anchor_s: float = 0.0
+    """Where on the engine's clock the gain is 1."""
     at_s: float = 0.0
-    seconds: float = 0.0
-    """Busy seconds, faded; divides the sums below."""
-    requests: float = 0.0
-    context_tokens: float = 0.0
-    prefill_tokens: float = 0.0
-    """Mean over the recent steps that carried prefill."""
     steps: int = 0
     folded: int = 0
     """Groups counted as `unknown` because all places were taken."""
 
 
+class Placed(Struct, frozen=True, gc=False):
+    """The row of each group of a chunk that ends before a segment has to go."""
+
+    rows: Counts
+    steps: int
+    """Length of the chunk."""
+    leaver: int | None = None
+    """The row to be freed after the chunk."""
+    unknown: Sequence[int] = ()
+    """Groups among them that had to be counted as `unknown`."""
+
+
 class RecentLoad:
-    """Learns from reports which segments are present. At most `MAX_SEGMENTS`, `unknown` included."""
+    """Learns from chunks of steps what is present: at most `MAX_SEGMENTS` segments, `unknown` included."""
 
     def __init__(self) -> None:
-        self.state = LoadState({UNKNOWN_SEGMENT: Presence([0.0] * CONTEXTS)})
+        self.state = LoadState(
+            names=[UNKNOWN_SEGMENT, *[""] * (MAX_SEGMENTS - 1)],
+            last_step=np.zeros(MAX_SEGMENTS, np.int64),
+            presence=np.zeros((MAX_SEGMENTS, CONTEXTS)),
+            sums=np.zeros(3),
+            prefill=np.zeros(2),
+            prefill_steps=np.zeros(1, np.int64),
+        )
+        self._rows = {UNKNOWN_SEGMENT: 0}
 
-    def admit(self, segment: str) -> tuple[str, str | None]:
-        """The name under which a segment is kept, and the segment that had to go for it, if any."""
-        segments = self.state.segments
-        if segment in segments:
-            return segment, None
-        leaver = None
-        if len(segments) >= MAX_SEGMENTS:
-            leaver = min(
-                (n for n in segments if n != UNKNOWN_SEGMENT), key=lambda n: (segments[n].last_step, n)
-            )
-            if self.state.steps - segments[leaver].last_step < CROWDED_STEPS:
-                self.state.folded += 1
-                return UNKNOWN_SEGMENT, None
-            del segments[leaver]
-        segments[segment] = Presence([0.0] * CONTEXTS)
-        return segment, leaver
+    def fitting(self, chunk: Columns) -> int:
+        """Steps from the start that the present gain can take; 0 where it must be rescaled first."""
+        far = chunk.started_s - self.state.anchor_s > LONGEST_FADES * FADE_S
+        return int(far.argmax()) if far.any() else chunk.steps
 
-    def advance(self, report: StepReport) -> None:
-        """Let what was there before fade, and take in the step as a whole."""
+    def rescale(self, at_s: float) -> None:
+        """Bring the gain back to 1 at this moment of the engine's clock."""
         state = self.state
-        ended_s = report.started_s + report.busy_s
-        passed_s = min(max(ended_s - state.at_s, 0.0), 50.0 * FADE_S) if state.steps else 0.0
-        state.at_s = ended_s
-        state.steps += 1
-        state.gain *= math.exp(passed_s / FADE_S)
-        if state.gain > 1e9:
-            self._rescale()
-        weight = report.busy_s * state.gain
-        state.seconds += weight
-        state.requests += report.decode_requests * weight
-        state.context_tokens += report.context_tokens * weight
-        if report.prefill_tokens:
-            gain = PREFILL_GAIN if state.prefill_tokens else 1.0
-            state.prefill_tokens += gain * (report.prefill_tokens - state.prefill_tokens)
+        passed_s = max(at_s - state.anchor_s, 0.0)
+        shrink = float(np.exp(-min(passed_s / FADE_S, 700.0)))
+        state.presence *= shrink
+        state.sums *= shrink
+        state.anchor_s = at_s
 
-    def add(self, segment: str, context_bucket: int, requests: int, busy_s: float) -> None:
-        """Requests of an admitted segment were in the step that `advance` took in."""
-        presence = self.state.segments[segment]
-        presence.contexts[context_bucket] += requests * busy_s * self.state.gain
-        presence.last_step = self.state.steps
+    def place(self, chunk: Columns) -> Placed:
+        """Find or make the row of each group's segment."""
+        try:
+            rows = np.fromiter(map(self._rows.__getitem__, chunk.names), np.int64, len(chunk.names))
+        except KeyError:
+            return self._place_one_by_one(chunk)
+        return Placed(rows, chunk.steps)
+
+    def add(self, chunk: Columns, rows: Counts) -> None:
+        """Take in a chunk."""
+        state = self.state
+        weight = chunk.busy_s * np.exp((chunk.started_s - state.anchor_s) / FADE_S)
+        running = np.empty((3, chunk.steps + 1))
+        running[:, 0] = state.sums
+        running[0, 1:] = weight
+        running[1, 1:] = weight * chunk.decode_requests
+        running[2, 1:] = weight * chunk.context_tokens
+        state.sums = np.cumsum(running, axis=1)[:, -1]
+        add_at(state.presence, rows * CONTEXTS + chunk.bucket, chunk.requests * weight[chunk.step])
+        state.last_step[rows] = state.steps + 1 + chunk.step  # the last one of a row stays
+        prefill = chunk.prefill_tokens[chunk.prefill_tokens > 0.0]
+        if len(prefill):
+            number = len(prefill)
+            more = gain(KEEP_PREFILL, state.prefill_steps[0] + 1 + np.arange(number))
+            add_at(state.prefill, np.repeat((0, 1), number), np.concatenate([prefill * more, more]))
+            state.prefill_steps += number
+        state.steps += chunk.steps
+        state.at_s = float(chunk.started_s[-1])
+
+    def settle(self) -> None:
+        """Bring gains back to 1."""
+        state = self.state
+        state.prefill *= KEEP_PREFILL ** float(state.prefill_steps[0])
+        state.prefill_steps[:] = 0
+        self.rescale(state.at_s)
 
     def restarted(self) -> None:
         """The engine's clock and its batch start anew."""
+        self.rescale(self.state.at_s)
+        self.state.anchor_s = self.state.at_s = 0.0
         self.state.steps = 0
-        self.state.at_s = 0.0
-        for presence in self.state.segments.values():
-            presence.last_step = 0
+        self.state.last_step[:] = 0
 
-    def shares(self) -> dict[str, float]:
-        """Share of each known segment among the live decode requests, by name."""
-        sums = {name: sum(self.state.segments[name].contexts) for name in sorted(self.state.segments)}
-        total = sum(sums.values())
-        return {name: min(value / total, 1.0) if total > 0.0 else 0.0 for name, value in sums.items()}
+    def free(self, row: int) -> None:
+        """Let a segment go."""
+        del self._rows[self.state.names[row]]
+        self.state.names[row] = ""
+        self.state.presence[row] = 0.0
+        self.state.last_step[row] = 0
 
-    def contexts(self) -> dict[str, list[float]]:
-        """Presence of each segment by context bucket, any scale."""
-        return {name: presence.contexts for name, presence in self.state.segments.items()}
+    def restore(self, state: LoadState) -> None:
+        """Continue from a snapshot."""
+        self.state = state
+        self._rows = {name: row for row, name in enumerate(state.names) if name}
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """The row of each known segment, by name."""
+        return dict(sorted(self._rows.items()))
+
+    def shares(self) -> Array:
+        """Share of each row among the live decode requests."""
+        by_row = self.state.presence.sum(axis=1)
+        total = by_row.sum()
+        return np.minimum(by_row / total, 1.0) if total > 0.0 else np.zeros(MAX_SEGMENTS)
 
     @property
     def mean_requests(self) -> float:
         """Live decode requests, averaged over busy time."""
-        return self.state.requests / self.state.seconds if self.state.seconds > 0.0 else 0.0
+        seconds, requests, _ = self.state.sums.tolist()
+        return requests / seconds if seconds > 0.0 else 0.0
 
     @property
     def mean_context_tokens(self) -> float:
         """Context of a live request."""
-        return self.state.context_tokens / self.state.requests if self.state.requests > 0.0 else 0.0
+        _, requests, tokens = self.state.sums.tolist()
+        return tokens / requests if requests > 0.0 else 0.0
 
-    def _rescale(self) -> None:
-        state, shrink = self.state, 1.0 / self.state.gain
-        for presence in state.segments.values():
-            presence.contexts[:] = [value * shrink for value in presence.contexts]
-        state.seconds *= shrink
-        state.requests *= shrink
-        state.context_tokens *= shrink
-        state.gain = 1.0
+    @property
+    def prefill_tokens(self) -> float:
+        """Mean over the recent steps that carried prefill."""
+        tokens, steps = self.state.prefill.tolist()
+        return tokens / steps if steps > 0.0 else 0.0
+
+    def _place_one_by_one(self, chunk: Columns) -> Placed:
+        state = self.state
+        last_step = state.last_step.tolist()
+        rows: list[int] = []
+        unknown: list[int] = []
+        for name, step in zip(chunk.names, chunk.step.tolist(), strict=True):
+            now = state.steps + 1 + step
+            row = self._rows.get(name)
+            if row is None:
+                row = self._free_row()
+                if row is not None:
+                    self._rows[name] = row
+                    state.names[row] = name
+                else:
+                    leaver = self._leaver(last_step)
+                    if now - last_step[leaver] >= CROWDED_STEPS:
+                        before = int(chunk.groups_before[step])
+                        unknown = [group for group in unknown if group < before]
+                        return Placed(np.array(rows[:before], np.int64), step, leaver, unknown)
+                    unknown.append(len(rows))
+                    row = 0
+            last_step[row] = now
+            rows.append(row)
+        return Placed(np.array(rows, np.int64), chunk.steps, None, unknown)
+
+    def _free_row(self) -> int | None:
+        return next((row for row, name in enumerate(self.state.names) if not name), None)
+
+    def _leaver(self, last_step: Sequence[int]) -> int:
+        """The segment that has been away for longest."""
+        return min(range(1, MAX_SEGMENTS), key=lambda row: (last_step[row], self.state.names[row]))

@@ -13,15 +13,11 @@ Evidence is kept per interval between two knots and forgotten only where new evi
 at batch 64 does not wash out what was learned at batch 1.
 """
 
-from bisect import bisect_right
-from collections.abc import Sequence
-
-import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 
-from steersman_controller.belief.fit import Matrix, Residuals, learn, solve_non_negative, symmetric
+from steersman_controller.belief.arrays import Array, Counts, added_up
+from steersman_controller.belief.fit import Fit, solve_non_negative
 
 ASSUMED_S = 0.02
 """A forward over one token, before anything was seen."""
@@ -35,6 +31,9 @@ KNEE_TOKENS = 32.0
 TERMS = 4
 """Context, requests, prefill tokens, prefill at all."""
 
+FEATURES = 2 + TERMS
+"""The share of each of the two knots, then the terms."""
+
 UNITS = (32768.0, 64.0, 64.0, 1.0)
 """One unit of a term costs about as much as one forward; makes one ridge strength fit all."""
 
@@ -47,118 +46,80 @@ RIDGE = 0.02
 LEVEL = 1e-3
 """Pseudo-rows that pull the first ratio to 1: keeps the system regular before the first report."""
 
-FADE = 0.9998
-"""Kept at every solve, so that an interval that is never visited again is forgotten in the end."""
+FADE = 0.9996
+"""Kept at every settling, so that an interval that is never visited again is forgotten in the end."""
 
 
-class VerifyState(Struct):
-    """What a `VerifyCost` has learned; part of a snapshot."""
+class Curve(Struct):
+    """A solution: ratios to the shape at the knots, and the terms; seconds at one token."""
 
-    knots: list[int]
-    grams: list[list[float]]
-    rows: list[float]
-    ratios: list[float]
-    terms: list[float]
+    ratios: Array
+    terms: Array
     scale_s: float = 0.0
-    """Seconds of the physics shape at one token; 0 before the first report."""
-    residuals: Residuals = msgspec.field(default_factory=Residuals)
+    """Of the physics shape; 0 before the first report."""
 
 
 class VerifyCost:
-    """Learns from one forward at a time; `solve` makes what was added count."""
+    """The features of a forward, and the curve that fits to them."""
 
     def __init__(self, largest_tokens: int) -> None:
         knots = list(range(1, SINGLE_TOKENS + 1))
         while knots[-1] < max(largest_tokens, 1024):
             knots += [knots[-1] * 3 // 2, knots[-1] * 2]
-        intervals = len(knots) - 1
-        self.shape = [(KNEE_TOKENS + knot) / (KNEE_TOKENS + 1.0) for knot in knots]
-        width = 2 + TERMS + 1
-        self.state = VerifyState(
-            knots=knots,
-            grams=[[0.0] * (width * (width + 1) // 2) for _ in range(intervals)],
-            rows=[0.0] * intervals,
-            ratios=[1.0] * len(knots),
-            terms=[0.0] * TERMS,
-        )
-        self._places = _places(intervals, width)
+        self.knots = np.array(knots, np.float64)
+        self.intervals = len(knots) - 1
+        self.shape = (KNEE_TOKENS + self.knots) / (KNEE_TOKENS + 1.0)
+        self.fit = Fit(self.intervals, FEATURES)
+        self._prior = _prior(len(knots))
+        self._places = _places(self.intervals)
 
-    def predict(self, tokens: float, context_tokens: float, requests: float, prefill_tokens: float) -> float:
-        """Seconds, at least a twentieth of the curve's own."""
-        interval, row = self._row(tokens, context_tokens, requests, prefill_tokens)
-        return self._value(interval, row)
+    def curve(self) -> Curve:
+        """Before anything was seen."""
+        return Curve(np.ones(len(self.knots)), np.zeros(TERMS))
 
-    def observe(
-        self, tokens: int, context_tokens: int, requests: int, prefill_tokens: int, seconds: float
-    ) -> None:
-        """Add one forward."""
-        state = self.state
-        if state.scale_s == 0.0:
-            state.scale_s = seconds * (KNEE_TOKENS + 1.0) / (KNEE_TOKENS + tokens)
-        interval, row = self._row(tokens, context_tokens, requests, prefill_tokens)
-        predicted = self._value(interval, row)
-        state.rows[interval] = learn(
-            state.grams[interval], row, state.residuals, state.rows[interval], predicted, seconds
-        )
-        if state.residuals.is_one_sided():
-            self._fade(0.5)
+    def interval(self, tokens: Array) -> Counts:
+        """Between which two knots a forward lies; the first or last where it lies beyond."""
+        found = self.knots.searchsorted(tokens, side="right") - 1
+        return np.minimum(np.maximum(found, 0), self.intervals - 1)
 
-    def solve(self) -> None:
-        """Bring ratios and terms up to date."""
-        state = self.state
-        knots = len(state.knots)
+    def features(self, into: Array, interval: Counts, tokens: Array, context_tokens: Array) -> None:
+        """Write the first three features of forwards into the columns of `into`."""
+        left, right = self.knots[interval], self.knots[interval + 1]
+        part = np.maximum((tokens - left) / (right - left), 0.0)
+        into[:, 0] = (1.0 - part) * self.shape[interval]
+        into[:, 1] = part * self.shape[interval + 1]
+        into[:, 2] = context_tokens / UNITS[0]
+
+    def coefficients(self, curve: Curve) -> Array:
+        """By interval: seconds by feature."""
+        out = np.empty((self.intervals, FEATURES))
+        out[:, 0], out[:, 1], out[:, 2:] = curve.ratios[:-1], curve.ratios[1:], curve.terms
+        return out * (curve.scale_s or ASSUMED_S)
+
+    def solved(self, gram: Array, scale_s: float) -> Curve:
+        """The curve that fits best to what `Fit.gram` says."""
+        knots = len(self.knots)
         size = knots + TERMS + 1
-        flat = np.array(state.grams).ravel()
-        upper: Matrix = np.bincount(self._places, flat, size * size).astype(np.float64).reshape(size, size)
-        gram = symmetric(upper)
-        normal, wanted = gram[:-1, :-1] + _prior(knots), gram[:-1, -1].copy()
+        whole = added_up(self._places, gram.reshape(-1), size * size).reshape(size, size)
+        # The features are without the scale, which makes the solution one in seconds.
+        whole[:-1] *= scale_s or ASSUMED_S
+        whole[:, :-1] *= scale_s or ASSUMED_S
+        normal, wanted = whole[:-1, :-1] + self._prior, whole[:-1, -1].copy()
         wanted[0] += LEVEL
         solution = solve_non_negative(normal, wanted, (knots, knots + 1))
-        state.ratios = np.maximum(solution[:knots], 1e-3).tolist()
-        state.terms = solution[knots:].tolist()
-        self._fade(FADE)
+        return Curve(np.maximum(solution[:knots], 1e-3), solution[knots:], scale_s)
 
-    def curve_s(self) -> list[float]:
+    def curve_s(self, curve: Curve) -> Array:
         """Seconds at every knot, without the terms."""
-        scale = self.state.scale_s or ASSUMED_S
-        return [scale * s * r for s, r in zip(self.shape, self.state.ratios, strict=True)]
+        return (curve.scale_s or ASSUMED_S) * self.shape * curve.ratios
 
-    def terms_s(self) -> tuple[float, ...]:
+    def terms_s(self, curve: Curve) -> list[float]:
         """Seconds per context token, per request, per prefill token, and for any prefill at all."""
-        scale = self.state.scale_s or ASSUMED_S
-        return tuple(scale * term / unit for term, unit in zip(self.state.terms, UNITS, strict=True))
-
-    def _fade(self, keep: float) -> None:
-        """Forget all but this fraction everywhere: what slows one forward down slows all of them down."""
-        state = self.state
-        state.grams = [[keep * value for value in gram] for gram in state.grams]
-        state.rows = [keep * rows for rows in state.rows]
-
-    def _row(
-        self, tokens: float, context_tokens: float, requests: float, prefill_tokens: float
-    ) -> tuple[int, list[float]]:
-        """The interval between two knots, and the features there."""
-        knots, scale = self.state.knots, self.state.scale_s or ASSUMED_S
-        interval = min(max(bisect_right(knots, tokens) - 1, 0), len(knots) - 2)
-        left, right = knots[interval], knots[interval + 1]
-        part = max((tokens - left) / (right - left), 0.0)
-        return interval, [
-            scale * (1.0 - part) * self.shape[interval],
-            scale * part * self.shape[interval + 1],
-            scale * context_tokens / UNITS[0],
-            scale * requests / UNITS[1],
-            scale * prefill_tokens / UNITS[2],
-            scale if prefill_tokens else 0.0,
-        ]
-
-    def _value(self, interval: int, row: Sequence[float]) -> float:
-        state = self.state
-        curve = row[0] * state.ratios[interval] + row[1] * state.ratios[interval + 1]
-        terms = sum(x * c for x, c in zip(row[2:], state.terms, strict=True))
-        return max(curve + terms, 0.05 * curve)
+        found: list[float] = ((curve.scale_s or ASSUMED_S) * curve.terms / np.array(UNITS)).tolist()
+        return found
 
 
-def _prior(knots: int) -> Matrix:
+def _prior(knots: int) -> Array:
     """Penalty on steps of the ratio from knot to knot, on its level, and on the terms."""
     prior = np.diag([0.0] * knots + [RIDGE] * TERMS)
     step = np.array([[ROUGHNESS, -ROUGHNESS], [-ROUGHNESS, ROUGHNESS]])
@@ -168,13 +129,9 @@ def _prior(knots: int) -> Matrix:
     return prior
 
 
-def _places(intervals: int, width: int) -> npt.NDArray[np.intp]:
+def _places(intervals: int) -> Counts:
     """Where the products kept by each interval go in the flattened Gram matrix of all knots."""
     size = intervals + 1 + TERMS + 1
-    shared = list(range(intervals + 1, size))
-    places = []
-    for interval in range(intervals):
-        own = [interval, interval + 1, *shared]
-        assert len(own) == width
-        places += [left * size + right for i, left in enumerate(own) for right in own[i:]]
-    return np.array(places)
+    shared = np.arange(intervals + 1, size)
+    own = [np.concatenate([(interval, interval + 1), shared]) for interval in range(intervals)]
+    return np.concatenate([(places[:, None] * size + places).reshape(-1) for places in own])

@@ -19,6 +19,8 @@ from prometheus_client import (
 )
 from prometheus_client.metrics import MetricWrapperBase
 
+from steersman_controller.belief.tally import Tally
+from steersman_controller.sidecar.histograms import StepHistograms
 from steersman_policies.messages import RequestReport, StepReport
 from steersman_policies.plan import Plan
 from steersman_policies.units import MAX_SEGMENTS
@@ -27,16 +29,11 @@ from steersman_policies.view import SegmentBelief
 M = TypeVar("M", bound=MetricWrapperBase)
 
 PREFIX = "steersman"
-REASONS: Final = frozenset(
-    {"table", "dwell", "explore", "deficit", "lease", "launch", "pause", "guard", "shadow", "error"}
-)
 MAX_POSITIONS = 16
 """Position acceptance is shown for the first ones; the counters have them all."""
 
-STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 WAIT_BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-ERROR_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 _COUNTERS: Final = {
     "frames": ("Valid frames from the engine, by kind of record.", ["engine", "kind"]),
@@ -55,6 +52,8 @@ _COUNTERS: Final = {
     "accepted_tokens_per_position": ("Draft tokens accepted at a position.", ["engine", "position"]),
     "plan_acks": ("Answers to plans: applied or refused.", ["engine", "result"]),
     "requests": ("Finished requests.", ["engine"]),
+    "reports_refused": ("Step reports that contradict themselves or the clock.", ["engine"]),
+    "drifts": ("Changes noticed: of acceptance, coverage or cost, or slow decay.", ["engine", "kind"]),
     "snapshots_refused": ("Snapshots that were corrupt or belonged elsewhere.", []),
     "plan_errors": ("Plans that a policy failed to make.", ["engine"]),
 }
@@ -64,6 +63,26 @@ _GAUGES: Final = {
     "position_acceptance_ratio": (
         "Belief: accepted / reached at a position.",
         ["engine", "segment", "position"],
+    ),
+    "position_acceptance_low_ratio": (
+        "Belief: lower bound of the 90 % interval of the above.",
+        ["engine", "segment", "position"],
+    ),
+    "acceptance_autocorrelation": (
+        "Lag-1 autocorrelation of the residuals of acceptance, step by step.",
+        ["engine", "segment"],
+    ),
+    "acceptance_dispersion_ratio": (
+        "Variance of those residuals over that of independent drafts: above 1 where requests differ.",
+        ["engine", "segment"],
+    ),
+    "invalid_state_ratio": (
+        "Share of requests that the drafter has no valid state for.",
+        ["engine", "segment"],
+    ),
+    "outlier": (
+        "1 while an engine is clearly worse than its peers in this, and planned alone.",
+        ["engine", "kind"],
     ),
     "coverage_ratio": ("Belief: share of requests in which the drafter has a draft.", ["engine", "segment"]),
     "policy_info": ("The policy of the newest plan.", ["engine", "policy", "policy_version"]),
@@ -79,13 +98,11 @@ _GAUGES: Final = {
     "recording_failed": ("1 after the recording ended early.", []),
     "build_info": ("Always 1.", ["version"]),
 }
+_HISTOGRAMS_OF_STEPS: Final = {
+    "step_seconds": "Seconds of a step, by phase.",
+    "prediction_error_ratio": "|predicted - actual| / actual seconds of a step, by phase.",
+}
 _HISTOGRAMS: Final = {
-    "step_seconds": ("Seconds of a step, by phase.", ["engine", "phase"], STEP_BUCKETS_S),
-    "prediction_error_ratio": (
-        "|predicted - actual| / actual seconds of a step, by phase.",
-        ["engine", "phase"],
-        ERROR_BUCKETS,
-    ),
     "request_ttft_seconds": ("Arrival to first token.", ["engine"], WAIT_BUCKETS_S),
     "request_tpot_seconds": ("Seconds per output token after the first.", ["engine"], TPOT_BUCKETS_S),
     "request_e2e_seconds": ("Arrival to last token.", ["engine"], WAIT_BUCKETS_S),
@@ -139,6 +156,10 @@ class Metrics:
             }
         )
         ProcessCollector(namespace=PREFIX, registry=self.registry)
+        self._histograms_of_steps = StepHistograms(
+            {f"{PREFIX}_{name}": text for name, text in _HISTOGRAMS_OF_STEPS.items()}, PREFIX
+        )
+        self.registry.register(self._histograms_of_steps)
         self._totals: dict[tuple[str, ...], float] = {}
         self._policies: dict[str, tuple[str, str, str]] = {}
         self._segments: dict[str, set[str]] = {}
@@ -179,38 +200,34 @@ class Metrics:
         if math.isfinite(value) and value >= 0.0:
             self._histograms.child(name, labels).observe(value)
 
-    def step(self, engine: str, report: StepReport) -> None:
-        """Count one step."""
-        self.add("steps", 1.0, engine, report.reason if report.reason in REASONS else "other")
-        self.add("steps_by_depth", 1.0, engine, str(report.drafting_depth))
-        self.add("committed_tokens", report.committed_tokens, engine)
-        for phase, seconds in (
-            ("draft", report.draft_s),
-            ("verify", report.verify_s),
-            ("other", report.other_s),
+    def steps(self, engine: str, tally: Tally, last: StepReport | None) -> None:
+        """Show what an engine's steps add up to, and its newest one."""
+        for reason, number in tally.reasons.items():
+            self.reach("steps", number, engine, reason)
+        for depth, number in tally.depths.items():
+            self.reach("steps_by_depth", number, engine, str(depth))
+        for name, number in (
+            ("committed_tokens", tally.committed_tokens),
+            ("drafts", tally.drafts),
+            ("draft_tokens", tally.draft_tokens),
+            ("accepted_tokens", tally.accepted_tokens),
         ):
-            self.observe("step_seconds", seconds, engine, phase)
-        self.set("decode_requests", report.decode_requests, engine)
-        self.set("waiting_requests", report.waiting, engine)
-        self.set("kv_used_ratio", report.kv_used_fraction, engine)
-        self._outcomes(engine, report)
-
-    def _outcomes(self, engine: str, report: StepReport) -> None:
-        reached: dict[int, int] = {}
-        taken: dict[int, int] = {}
-        for group in report.groups:
-            for drafted, accepted, requests in group.outcomes:
-                self.add("drafts", requests if drafted else 0, engine)
-                self.add("draft_tokens", drafted * requests, engine)
-                self.add("accepted_tokens", accepted * requests, engine)
-                for position in range(1, min(accepted + 1, drafted) + 1):
-                    reached[position] = reached.get(position, 0) + requests
-                for position in range(1, accepted + 1):
-                    taken[position] = taken.get(position, 0) + requests
-        for position, requests in reached.items():
-            self.add("reached_tokens_per_position", requests, engine, str(position))
-        for position, requests in taken.items():
-            self.add("accepted_tokens_per_position", requests, engine, str(position))
+            self.reach(name, number, engine)
+        for name, by_position in (
+            ("reached_tokens_per_position", tally.reached),
+            ("accepted_tokens_per_position", tally.accepted),
+        ):
+            for position, number in enumerate(by_position.tolist(), start=1):
+                if number:
+                    self.reach(name, number, engine, str(position))
+        self._histograms_of_steps.show("step_seconds", engine, tally.step_seconds)
+        self._histograms_of_steps.show("prediction_error_ratio", engine, tally.prediction_errors)
+        if last is not None:
+            self.set("decode_requests", last.decode_requests, engine)
+            self.set("waiting_requests", last.waiting, engine)
+            self.set("kv_used_ratio", last.kv_used_fraction, engine)
+            self.commanded(engine, "proposal_length", last.commanded)
+            self.commanded(engine, "would_be_proposal_length", last.would_be)
 
     def request(self, engine: str, report: RequestReport) -> None:
         """Count one finished request. TPOT says nothing about a single token."""
@@ -220,10 +237,11 @@ class Metrics:
         if report.output_tokens > 1:
             self.observe("request_tpot_seconds", report.tpot_s, engine)
 
-    def heard(self, engine: str, kind: str) -> None:
-        """Count a frame."""
-        self.add("frames", 1.0, engine, kind)
-        self.set("last_frame_timestamp_seconds", self._unix_time(), engine)
+    def heard(self, engine: str, frames: Mapping[str, int], silent_s: float) -> None:
+        """Show how many frames of each kind came, and when the last one did."""
+        for kind, number in frames.items():
+            self.reach("frames", number, engine, kind)
+        self.set("last_frame_timestamp_seconds", self._unix_time() - silent_s, engine)
 
     def plan(self, engine: str, plan: Plan) -> None:
         """Show a new plan."""
@@ -240,15 +258,27 @@ class Metrics:
         for segment, k in by_segment.items():
             self.set(gauge, k, engine, self._segment(engine, segment))
 
-    def beliefs(self, engine: str, beliefs: Iterable[SegmentBelief]) -> None:
-        """Show what is believed about each segment that there is evidence for."""
+    def beliefs(
+        self, engine: str, beliefs: Iterable[SegmentBelief], bursts: Mapping[str, tuple[float, float]]
+    ) -> None:
+        """Show what is believed about each segment that there is evidence for; `bursts`: autocorrelation and
+        dispersion of those whose were measured."""
         for belief in beliefs:
             if belief.weight <= 0.0:
                 continue
             segment = self._segment(engine, belief.segment)
             self.set("coverage_ratio", belief.coverage, engine, segment)
-            for position, accepted in enumerate(belief.acceptance[:MAX_POSITIONS], start=1):
-                self.set("position_acceptance_ratio", accepted, engine, segment, str(position))
+            self.set("invalid_state_ratio", belief.invalid_state_share, engine, segment)
+            for name, by_position in (
+                ("position_acceptance_ratio", belief.acceptance),
+                ("position_acceptance_low_ratio", belief.acceptance_low),
+            ):
+                for position, accepted in enumerate(by_position[:MAX_POSITIONS], start=1):
+                    self.set(name, accepted, engine, segment, str(position))
+            if belief.segment in bursts:
+                rho, dispersion = bursts[belief.segment]
+                self.set("acceptance_autocorrelation", rho, engine, segment)
+                self.set("acceptance_dispersion_ratio", dispersion, engine, segment)
 
     def _segment(self, engine: str, segment: str) -> str:
         """The label of a segment: an engine that names more than it may adds no series."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import zmq
 
-from steersman_controller.events import Event, PolicySet, Received, Restored, Started, Ticked
+from steersman_controller.events import Alarmed, Event, PolicySet, Received, Restored, Started, Ticked
 from steersman_controller.fleet import Fleet
 from steersman_controller.sidecar import admin, desk, gauges
 from steersman_controller.sidecar.config import SidecarConfig
@@ -25,7 +25,7 @@ from steersman_controller.sidecar.snapshots import Snapshots
 from steersman_controller.sidecar.wire import Refused, TelemetrySocket, admin_socket
 from steersman_controller.trace.recorder import Recorder
 from steersman_policies.codec import SCHEMA, Frame
-from steersman_policies.messages import Lease, PlanAck
+from steersman_policies.messages import Lease, PlanAck, StepReport
 from steersman_policies.plan import Plan
 
 FRAMES_PER_POLL = 256
@@ -118,6 +118,7 @@ class Sidecar:
         if now_s >= self._upkeep_due_s:
             self._upkeep_due_s = now_s + UPKEEP_INTERVAL_S
             gauges.refresh(self, now_s)
+            self._tell_alarms(now_s)
             self._save()
         self._flush()
 
@@ -168,9 +169,13 @@ class Sidecar:
         received = _received(frame, self.clock())
         engine_id = received.engine_id
         peer = self._meet(engine_id, received.at_s)
-        before = gauges.learned(self.fleet, engine_id)
+        if isinstance(received.record, StepReport):  # nearly all of them
+            self.apply(received)
+            return True
+        frames = self.fleet.frames(engine_id)
         self.apply(received)
-        gauges.note(self.metrics, self.fleet, received, before)
+        if self.fleet.frames(engine_id) > frames:
+            gauges.note(self.metrics, received)
         if isinstance(received.record, PlanAck):
             peer.answer(received.record, received.at_s)
         self._restore(peer, received.at_s)
@@ -200,6 +205,13 @@ class Sidecar:
             log.warning("engine %s: learning starts afresh: %s", peer.engine_id, error)
         else:
             log.info("engine %s: goes on with policy %s", peer.engine_id, controller.policy_name)
+
+    def _tell_alarms(self, now_s: float) -> None:
+        for engine_id, controller in self.fleet.controllers.items():
+            for drift in controller.belief.taken_drifts():
+                where = drift.segment or "all steps"
+                log.warning("engine %s: %s of %s has changed; learning anew", engine_id, drift.kind, where)
+                self.apply(Alarmed(now_s, engine_id, drift.kind, drift.segment, drift.step))
 
     def _save(self) -> None:
         if self.snapshots is not None:

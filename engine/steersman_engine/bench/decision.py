@@ -1,23 +1,19 @@
 """`steersman bench decision`: promise 3, what one look-up costs while plans keep changing."""
 
-import gc
-import os
 import random
-import resource
 import sys
 import time
 from array import array
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from steersman_engine.bench.driven import SEGMENTS, sample_hello
-from steersman_engine.bench.machine import machine, version
 from steersman_policies.codec import fingerprint_digest
 from steersman_policies.executor import Executor, Load
+from steersman_policies.machine import machine, resident_bytes, version
 from steersman_policies.messages import Lease
 from steersman_policies.plan import Dwell, Explore, KTable, Plan
 
@@ -52,12 +48,12 @@ def run(
     blocks = max(1, calls // CALLS_PER_PLAN)
     for block in range(blocks):
         if block == int(blocks * WARM_FRACTION):
-            warm_bytes, warm_objects = _resident_bytes(), sys.getallocatedblocks()
+            warm_bytes, warm_objects = resident_bytes(), sys.getallocatedblocks()
         if block % max(1, blocks // 10) == 0:
             progress(f"{block * CALLS_PER_PLAN:,} of {blocks * CALLS_PER_PLAN:,} decisions")
         plan = msgspec.structs.replace(plans[block % len(plans)], plan_id=block + 1)
         _block(executor, plan, loads, histogram, first_step=block * CALLS_PER_PLAN)
-    growth_bytes = _resident_bytes() - warm_bytes
+    growth_bytes = resident_bytes() - warm_bytes
     object_growth = sys.getallocatedblocks() - warm_objects
     result = {
         "machine": machine(),
@@ -142,13 +138,3 @@ def _quantile_us(histogram: "array[int]", q: float) -> float:
         if seen >= wanted:
             return round((index + 1) * BIN_US, 2)
     return BINS * BIN_US
-
-
-def _resident_bytes() -> int:
-    """Memory of this process that is in RAM, after a collection; where nobody says, its peak."""
-    gc.collect()
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except FileNotFoundError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return pages * os.sysconf("SC_PAGE_SIZE")

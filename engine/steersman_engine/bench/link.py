@@ -12,7 +12,7 @@ import msgspec
 from steersman_engine.bench import expiry, hook
 from steersman_engine.bench.expiry import Trial
 from steersman_engine.bench.hook import Added, Command, HookResult
-from steersman_engine.bench.machine import machine, version
+from steersman_policies.machine import machine, version
 
 REQUESTS = (64, 256)
 """The first one is the reference load, to which the marks on the hook apply."""

@@ -6,10 +6,10 @@ from time import perf_counter
 from typing import Any
 
 from steersman_engine.bench.greedy import GreedyRun, check_greedy
-from steersman_engine.bench.machine import machine, version
 from steersman_engine.bench.prompts import PROMPTS
 from steersman_engine.bench.sampled import PLANTED_TV, check_sampled
 from steersman_engine.decode.model import load_target
+from steersman_policies.machine import machine, version
 
 MIN_P_VALUE = 1e-3
 MIN_REJECTED = 1_000

@@ -10,7 +10,6 @@ from msgspec import to_builtins
 
 from steersman_engine.bench.driven import paired
 from steersman_engine.bench.hook import Difference, difference
-from steersman_engine.bench.machine import machine, version
 from steersman_engine.bench.prompts import PROMPTS
 from steersman_engine.decode.attention import Chunk
 from steersman_engine.decode.engine import Engine
@@ -19,6 +18,7 @@ from steersman_engine.decode.request import Sampling
 from steersman_engine.decode.slots import SlotCache
 from steersman_engine.drafters.prompt_lookup import PromptLookup
 from steersman_engine.steering import Launch
+from steersman_policies.machine import machine, version
 
 MARK_FRACTION = 0.02
 BLOCK_STEPS = 3

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from msgspec import Struct
 
+from steersman_controller.core import Controller
 from steersman_controller.events import ControllerConfig, Event, Received, Started
 from steersman_controller.fleet import Fleet
 from steersman_policies.messages import Hello, RequestReport, StepReport
@@ -50,15 +51,27 @@ def replay_predictions(events: Iterable[Event], engine_id: str) -> list[Predicte
     fleet = Fleet(first)
     out = []
     for event in stream:
-        fleet.apply(event)
-        if not (isinstance(event, Received) and event.engine_id == engine_id):
-            continue
-        report = event.record
+        report = event.record if isinstance(event, Received) and event.engine_id == engine_id else None
         if isinstance(report, StepReport) and report.trains and not report.first_after_switch:
-            error = fleet.controllers[engine_id].cost.errors["step"]
-            if error.actual_s > 0.0:
-                out.append(Predicted(error.predicted_s, error.actual_s))
+            predicted_s = _predicted_s(fleet.controllers.get(engine_id), report)
+            if predicted_s is not None:
+                out.append(Predicted(predicted_s, report.busy_s))
+        fleet.apply(event)
     return out
+
+
+def _predicted_s(controller: Controller | None, report: StepReport) -> float | None:
+    """Seconds that a controller expects of a step, from those before it; None where there were none."""
+    if controller is None or not controller.belief.cost.steps or not report.target_tokens:
+        return None
+    return controller.belief.cost.predict(
+        target_tokens=report.target_tokens,
+        context_tokens=report.context_tokens,
+        prefill_tokens=report.prefill_tokens,
+        depth=report.drafting_depth,
+        requests_drafting=report.requests_drafting,
+        decode_requests=report.decode_requests,
+    ).step_s
 
 
 def prediction_figures(predictions: Sequence[Predicted]) -> Figures:

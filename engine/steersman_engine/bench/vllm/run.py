@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from steersman_engine.bench.hook import STATES as HOOK_STATES
-from steersman_engine.bench.machine import machine, version
 from steersman_engine.bench.vllm.outside import find_python, run_part
 from steersman_engine.bench.vllm.spec import Sizes
 from steersman_engine.decode.bundled import bundled_model
+from steersman_policies.machine import machine, version
 
 STATES = (*HOOK_STATES[:3], "restarted")
 MODES = ("synchronous", "asynchronous")
