@@ -55,6 +55,8 @@ class AcceptanceState(Struct):
     expected: Array
     """By segment and context: accepted tokens expected of a proposal that reaches 0, 1, 2 ... positions."""
     variance: Array
+    """Their variance for a proposal that *offers* 0, 1, 2 ... positions. Divided by what was reached instead,
+    a residual would depend on its own outcome: a refusal at once would weigh more than a long acceptance."""
     coverage: Array
     """By segment."""
 
@@ -82,8 +84,10 @@ class Acceptance:
         marks, contexts = state.expected.shape[2], state.expected.shape[1]
         place = chunk.step * MAX_SEGMENTS + rows
         of = place[chunk.group]
-        at = ((rows * contexts + chunk.bucket) * marks)[chunk.group] + chunk.marks[1]
-        surplus = (chunk.marks[2] - state.expected.reshape(-1)[at]) * chunk.count
+        table = ((rows * contexts + chunk.bucket) * marks)[chunk.group]
+        offered, reached, accepted = chunk.marks
+        surplus = (accepted - state.expected.reshape(-1)[table + reached]) * chunk.count
+        variance = state.variance.reshape(-1)[table + offered] * chunk.count
         share = state.coverage[rows]
         asked, drafted, _ = chunk.drafts
         residuals = np.empty((chunk.steps, 2 * MAX_SEGMENTS))
@@ -91,7 +95,7 @@ class Acceptance:
         shape = (chunk.steps, MAX_SEGMENTS)
         residuals[:, :MAX_SEGMENTS] = _standardised(
             added_up(of, surplus, size),
-            added_up(of, state.variance.reshape(-1)[at] * chunk.count, size),
+            added_up(of, variance, size),
         ).reshape(shape)
         residuals[:, MAX_SEGMENTS:] = _standardised(
             added_up(place, drafted - share * asked, size),
@@ -126,7 +130,9 @@ class Acceptance:
         strength = STRENGTH_CONTEXT
         mean = (found.accepted + strength * segment[:, None]) / (found.reached + strength)
         marks = ((0, 0), (0, 0), (1, 0))
-        expected, variance = np.cumsum(np.stack([mean, mean * (1.0 - mean)]), axis=-1)
+        reach = np.cumprod(mean, axis=-1)[..., :-1]
+        reach = np.concatenate([np.ones_like(mean[..., :1]), reach], axis=-1)
+        expected, variance = np.cumsum(np.stack([mean, reach * mean * (1.0 - mean)]), axis=-1)
         state.expected[acceptance] = np.pad(expected, marks)[acceptance]
         state.variance[acceptance] = np.pad(variance, marks)[acceptance]
         share = (sums[DRAFTED] + 1.0) / (sums[ASKED] + 2.0)

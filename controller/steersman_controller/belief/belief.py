@@ -39,6 +39,9 @@ COVERAGE = slice(MAX_SEGMENTS, 2 * MAX_SEGMENTS)
 COST = slice(2 * MAX_SEGMENTS, None)
 """Channels of the watch: two by segment, one by interval of tokens."""
 
+BURSTY_SECONDS = 4.0
+"""Variance of the residuals of step seconds that is assumed at first."""
+
 BURSTY_DRAFTS = 2.0
 """Variance of the residuals of acceptance that is assumed at first; independent drafts would show 1."""
 
@@ -89,7 +92,7 @@ class Belief:
         self._acceptance = Acceptance(hello.k_max)
         self._cost = CostModel(hello)
         self._watch = Watch(
-            np.array([BURSTY_DRAFTS] * 2 * MAX_SEGMENTS + [1.0] * self._cost.verify.intervals)
+            np.array([BURSTY_DRAFTS] * 2 * MAX_SEGMENTS + [BURSTY_SECONDS] * self._cost.verify.intervals)
         )
         contexts = self._acceptance.evidence.state.by_context.shape[2]
         self._decay = Decay(contexts, hello.launch_k or max(hello.k_max // 2, 1))

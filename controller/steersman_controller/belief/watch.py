@@ -23,7 +23,7 @@ BURST = 0.64
 """Lag-1 autocorrelation of real acceptance at its worst (n-gram drafts in code)."""
 
 TOLERANCE = 0.25
-CAUTION = 9.0
+CAUTION = 10.0
 
 LARGEST = 4.0
 """Deviations that one residual may count."""
@@ -187,16 +187,19 @@ class Watch:
         state.moments += np.stack([term.sum(axis=0, dtype=np.float64) for term in terms])
 
     def _estimate(self, renewed: Mask) -> None:
-        """Variance and autocorrelation while the last reference held, leaning on what is usual."""
+        """Variance and autocorrelation, leaning on what was measured before, or at first on what is usual."""
         state = self.state
         number, total, squares, pairs, products = state.moments
         mean = total / np.maximum(number, 1.0)
+        known = state.variance > 0.0
+        behind = np.where(known, np.maximum(state.made_of, PRIOR_STEPS), PRIOR_STEPS)
+        usual = np.where(known, state.variance, self.prior_variance)
         raw = np.maximum(squares - number * mean * mean, 0.0)
-        variance = (raw + PRIOR_STEPS * self.prior_variance) / (number + PRIOR_STEPS)
+        variance = (raw + behind * usual) / (number + behind)
         # A stream that never moved has not proven that it never will.
         variance = np.maximum(variance, 0.25 * self.prior_variance)
-        covariance = products - pairs * mean * mean + PRIOR_STEPS * PRIOR_RHO * self.prior_variance
-        rho = np.clip(covariance / (pairs + PRIOR_STEPS) / variance, 0.0, 0.95)
+        covariance = products - pairs * mean * mean + behind * np.where(known, state.rho, PRIOR_RHO) * usual
+        rho = np.clip(covariance / (pairs + behind) / variance, 0.0, 0.95)
         state.alone = np.where(renewed, np.sqrt(variance), state.alone)
         deviation = np.sqrt(variance * (1.0 + 2.0 * rho / (1.0 - np.maximum(rho, BURST))))
         state.deviation = np.where(renewed, deviation, state.deviation)
