@@ -167,7 +167,7 @@ class Acceptance:
         share = _refined(coverage.mean, min(coverage.weight, STRENGTH_ENGINE), sums[DRAFTED], sums[ASKED])[0]
         drafted_share = _drafted_share(offered)
         worth = _worth(sums) / burstiness
-        low, high = _interval(mean, weight, worth)
+        low, high = _interval(mean, weight, _worth(sums)[:, None] / _burstiness(by_context, burstiness))
         apart = _apart(by_k, mean, worth)
         # Asking in vain is evidence too: what is hardly ever drafted is known to be so.
         known = np.maximum(sums[DRAFTED], sums[ASKED] / 4.0)
@@ -238,9 +238,23 @@ def _worth(sums: Array) -> Array:
     return np.where(twice > 0.0, sums[DRAFTED] / np.maximum(twice, 1e-300), 1.0)
 
 
+def _burstiness(by_context: Positions, burstiness: Array) -> Array:
+    """Variance against that of independent drafts by segment and position, given that of whole proposals.
+
+    What all positions have in common, an easy spell, adds up over a proposal: with n_j verifications of
+    variance v_j and a common level of variance t, the sum varies by N + t N^2, N = sum n_j v_j, and position
+    j by n_j v_j + t (n_j v_j)^2. So its excess is the part n_j v_j / N of that of the whole.
+    """
+    reached, accepted = by_context.reached.sum(axis=1), by_context.accepted.sum(axis=1)
+    mean = (accepted + 0.5) / (reached + 1.0)
+    variance = reached * mean * (1.0 - mean)
+    part = variance / np.maximum(variance.sum(axis=1, keepdims=True), 1e-300)
+    return np.asarray(1.0 + (burstiness[:, None] - 1.0) * part)
+
+
 def _interval(mean: Array, weight: Array, worth: Array) -> tuple[Array, Array]:
     """The 90 % interval (normal approximation of the Beta posterior)."""
-    half = NORMAL_Q95 * np.sqrt(mean * (1.0 - mean) / (weight * worth[:, None] + 1.0))
+    half = NORMAL_Q95 * np.sqrt(mean * (1.0 - mean) / (weight * worth + 1.0))
     return np.maximum(mean - half, 0.0), np.minimum(mean + half, 1.0)
 
 
