@@ -100,6 +100,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     tables_sha256: str
     signature: str = ""
     """Empty until the bundle is signed."""
+    coverage: dict[str, float] = {}
+    """By segment, where it was recorded: drafts per request asked for one."""
 
 
 class Bundle(Struct, frozen=True):

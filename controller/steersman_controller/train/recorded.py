@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
+from steersman_controller.belief.columns import NOT_ASKED
 from steersman_controller.trace.recording import Recording, read_recording
 from steersman_controller.train.cells import Cells
 from steersman_controller.train.reduction import Group, reduced, sampled
@@ -47,6 +48,8 @@ class Recorded(Struct, frozen=True):
     steps: int
     acceptance: dict[str, tuple[float, ...]]
     """Accepted / reached by segment and position."""
+    coverage: dict[str, float]
+    """Drafted / asked by segment."""
     fingerprint: Fingerprint | None
     """Of the engine, where there is just one kind."""
     warning: str | None
@@ -59,6 +62,7 @@ def read_recorded(path: Path) -> Recorded:
     columns: dict[str, array[float]] = {name: array("d") for name in (*COLUMNS, "engine")}
     reached: Counts = defaultdict(lambda: defaultdict(int))
     accepted: Counts = defaultdict(lambda: defaultdict(int))
+    drafted: Counts = defaultdict(lambda: defaultdict(int))
     for index, engine in enumerate(engines):
         for step in recording.steps(engine):
             if step.trains and not step.first_after_switch and step.decode_requests and step.busy_s > 0.0:
@@ -66,6 +70,7 @@ def read_recorded(path: Path) -> Recorded:
                     columns[name].append(value(step))
                 columns["engine"].append(index)
                 _count(step, reached, accepted)
+                _count_drafted(step, drafted)
     steps = len(columns["engine"])
     if not steps:
         raise ValueError(f"{path}: no step in it that a model could learn from")
@@ -76,6 +81,7 @@ def read_recorded(path: Path) -> Recorded:
         sample=sample,
         steps=steps,
         acceptance=_acceptance(reached, accepted),
+        coverage={name: by[1] / sum(by.values()) for name, by in sorted(drafted.items()) if sum(by.values())},
         fingerprint=_fingerprint(recording),
         warning=recording.warning,
     )
@@ -107,6 +113,15 @@ def _count(step: StepReport, reached: Counts, accepted: Counts) -> None:
             for position in range(1, min(kept + 1, drafted) + 1):
                 reached[group.segment][position] += count
                 accepted[group.segment][position] += count if position <= kept else 0
+
+
+def _count_drafted(step: StepReport, drafted: Counts) -> None:
+    """Requests asked for a draft, by whether the drafter had one."""
+    for group in step.groups:
+        if group.commanded_k:
+            asked = group.requests - sum(group.not_drafted.get(reason, 0) for reason in NOT_ASKED)
+            drafted[group.segment][1] += group.requests_drafted
+            drafted[group.segment][0] += max(asked - group.requests_drafted, 0)
 
 
 def _acceptance(reached: Counts, accepted: Counts) -> dict[str, tuple[float, ...]]:

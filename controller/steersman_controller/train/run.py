@@ -69,6 +69,7 @@ class _Gathered(Struct, frozen=True):
     acceptance: dict[str, tuple[float, ...]]
     fingerprint: Fingerprint | None
     warning: str | None = None
+    coverage: dict[str, float] = {}
 
 
 def train(request: Request, progress: Progress) -> Trained:
@@ -134,6 +135,7 @@ def _gathered(request: Request, progress: Progress) -> _Gathered:
             acceptance or recorded.acceptance,
             request.fingerprint or recorded.fingerprint,
             recorded.warning,
+            {} if acceptance else recorded.coverage,
         )
     return _Gathered({}, {}, (), (), acceptance, request.fingerprint)
 
@@ -196,6 +198,7 @@ def _contents(
         choice=choice,
         tables_bytes=len(packed),
         tables_sha256=tables_hash(packed),
+        coverage=gathered.coverage,
     )
     return manifest, packed
 
