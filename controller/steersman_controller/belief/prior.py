@@ -107,23 +107,28 @@ NOTHING = Chosen(None, "")
 
 
 def choose(priors: Sequence[Prior], engine_id: str, fingerprint: Fingerprint) -> Chosen:
-    """The first of the priors that names this engine, else the first of all, as far as it holds here."""
-    if not priors:
+    """What holds most for an engine: by what it was made for, then by the engine's name, then by order."""
+    found = [(*_fit(prior, fingerprint), prior.engine_id != engine_id) for prior in priors]
+    if not found:
         return NOTHING
-    prior = next((p for p in priors if p.engine_id == engine_id), priors[0])
+    return min(found, key=lambda fit: (fit[0], fit[2]))[1]
+
+
+def _fit(prior: Prior, fingerprint: Fingerprint) -> tuple[int, Chosen]:
+    """How far a prior holds (0: it is a model), and what of it."""
     differs = _different(prior.fingerprint, fingerprint, _HARDWARE)
     doubts = differs or _different(prior.fingerprint, fingerprint, Fingerprint.__struct_fields__)
     doubts = doubts or _unsaid(prior.fingerprint)
     if not doubts:
-        return Chosen(prior, f"{prior.source}: a model of this very engine")
-    level_unknown = None if prior.cost is None else replace(prior.cost, is_level_known=False)
+        return 0, Chosen(prior, f"{prior.source}: a model of this very engine")
     if not differs:
-        weaker = replace(prior, cost=level_unknown, drafts=_worth(prior, fingerprint))
-        return Chosen(weaker, f"{prior.source}: a prior only, its level is measured anew: {doubts}")
+        cost = None if prior.cost is None else replace(prior.cost, is_level_known=False)
+        weaker = replace(prior, cost=cost, drafts=_worth(prior, fingerprint))
+        return 1, Chosen(weaker, f"{prior.source}: a prior only, its level is measured anew: {doubts}")
     if prior.acceptance and not _different(prior.fingerprint, fingerprint, _DRAFTS):
         only = replace(prior, cost=None, drafts=_worth(prior, fingerprint))
-        return Chosen(only, f"{prior.source}: its step times are not used, its acceptance is: {doubts}")
-    return Chosen(None, f"{prior.source}: not used: {doubts}")
+        return 2, Chosen(only, f"{prior.source}: its step times are not used, its acceptance is: {doubts}")
+    return 3, Chosen(None, f"{prior.source}: not used: {doubts}")
 
 
 def _worth(prior: Prior, fingerprint: Fingerprint) -> float:

@@ -48,7 +48,7 @@ RIDGE = 0.02
 LEVEL = 1e-3
 """Pseudo-rows that pull the first ratio to 1: keeps the system regular before the first report."""
 
-PRIOR_ROUGHNESS = 1.0
+PRIOR_ROUGHNESS = 0.5
 PRIOR_LEVEL = 0.02
 """The same for the shape of a prior, and at every knot where its level is known."""
 

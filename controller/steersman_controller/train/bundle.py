@@ -82,6 +82,8 @@ class GroupCard(Struct, frozen=True, forbid_unknown_fields=True):
     prefill_grid_tokens: tuple[int, ...]
     requests_grid: tuple[int, ...]
     relative_error: float
+    fingerprint: Fingerprint | None = None
+    """Of the engine that the group was recorded from; else that of the manifest holds."""
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):

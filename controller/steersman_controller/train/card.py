@@ -13,12 +13,18 @@ from steersman_controller.train.crossover import acceptances, best_k, crossover_
 from steersman_controller.train.intervals import NOMINAL, Residuals
 from steersman_controller.train.physics import PhysicsModel, fit_physics
 from steersman_controller.train.selection import Selected
+from steersman_policies.messages import Fingerprint
 
 WORST = 5
 
 
 def group_card(
-    group: tuple[str, ...], cells: Cells, selected: Selected, residuals: Residuals, tables: Tables
+    group: tuple[str, ...],
+    cells: Cells,
+    selected: Selected,
+    residuals: Residuals,
+    tables: Tables,
+    fingerprint: Fingerprint | None = None,
 ) -> GroupCard:
     """The card of one group."""
     out = selected.out_of_fold
@@ -59,6 +65,7 @@ def group_card(
         prefill_grid_tokens=tables.cost.prefill_grid_tokens,
         requests_grid=tables.cost.requests_grid,
         relative_error=tables.cost.relative_error,
+        fingerprint=fingerprint,
     )
 
 

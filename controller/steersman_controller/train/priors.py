@@ -68,7 +68,7 @@ def _prior(bundle: Bundle, place: int, source: str, by_engine: bool) -> Prior:
             raise ValueError(f"--bundle: acceptance of {name!r}, which no segment can be called")
     return Prior(
         source=source[:256],
-        fingerprint=manifest.fingerprint,
+        fingerprint=card.fingerprint or manifest.fingerprint,
         engine_id=own if by_engine else "",
         cost=_cost_prior(bundle.step_cost(place), card, _without_drafter(bundle, place)),
         acceptance=named,

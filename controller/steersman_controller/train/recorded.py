@@ -11,7 +11,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from steersman_controller.belief.columns import NOT_ASKED
-from steersman_controller.trace.recording import Recording, read_recording
+from steersman_controller.trace.recording import read_recording
 from steersman_controller.train.cells import Cells
 from steersman_controller.train.reduction import Group, reduced, sampled
 from steersman_controller.train.table_file import database
@@ -52,6 +52,8 @@ class Recorded(Struct, frozen=True):
     """Drafted / asked by segment."""
     fingerprint: Fingerprint | None
     """Of the engine, where there is just one kind."""
+    fingerprints: dict[Group, Fingerprint]
+    """Of each engine."""
     warning: str | None
 
 
@@ -75,6 +77,10 @@ def read_recorded(path: Path) -> Recorded:
     if not steps:
         raise ValueError(f"{path}: no step in it that a model could learn from")
     groups, sample = _groups(columns, engines)
+    hellos = {(engine,): recording.hello(engine) for engine in engines}
+    fingerprints: dict[Group, Fingerprint] = {
+        group: hello.fingerprint for group, hello in hellos.items() if hello is not None
+    }
     return Recorded(
         path=recording.path,
         groups=groups,
@@ -82,7 +88,8 @@ def read_recorded(path: Path) -> Recorded:
         steps=steps,
         acceptance=_acceptance(reached, accepted),
         coverage={name: by[1] / sum(by.values()) for name, by in sorted(drafted.items()) if sum(by.values())},
-        fingerprint=_fingerprint(recording),
+        fingerprint=kinds.pop() if len(kinds := set(fingerprints.values())) == 1 else None,
+        fingerprints=fingerprints,
         warning=recording.warning,
     )
 
@@ -135,9 +142,3 @@ def _acceptance(reached: Counts, accepted: Counts) -> dict[str, tuple[float, ...
         if shares:
             found[segment] = tuple(shares)
     return found
-
-
-def _fingerprint(recording: Recording) -> Fingerprint | None:
-    hellos = [recording.hello(engine) for engine in recording.engines]
-    kinds = {hello.fingerprint for hello in hellos if hello is not None}
-    return kinds.pop() if len(kinds) == 1 else None

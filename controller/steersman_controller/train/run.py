@@ -70,6 +70,7 @@ class _Gathered(Struct, frozen=True):
     fingerprint: Fingerprint | None
     warning: str | None = None
     coverage: dict[str, float] = {}
+    fingerprints: dict[Group, Fingerprint] = {}
 
 
 def train(request: Request, progress: Progress) -> Trained:
@@ -136,6 +137,7 @@ def _gathered(request: Request, progress: Progress) -> _Gathered:
             request.fingerprint or recorded.fingerprint,
             recorded.warning,
             {} if acceptance else recorded.coverage,
+            {} if request.fingerprint else recorded.fingerprints,
         )
     return _Gathered({}, {}, (), (), acceptance, request.fingerprint)
 
@@ -191,6 +193,7 @@ def _contents(
                 s,
                 residuals(gathered.sample.get(g, NO_CELLS), groups[g], s.out_of_fold),
                 tables[g],
+                gathered.fingerprints.get(g),
             )
             for g, s in selected.items()
         ),
