@@ -171,7 +171,7 @@ def test_a_bundle_is_what_an_engine_begins_with(
 
 
 def test_what_is_no_bundle_is_refused(run_verb: Make, bundle: Path, tmp_path: Path) -> None:
-    """Missing, cut, changed, an archive of something else, text: one line that names the file, exit code 2."""
+    """Missing, cut, changed, a foreign archive, text: one line that names the file, exit code 2."""
     content = bundle.read_bytes()
     changed = bytearray(content)
     changed[len(content) // 2] ^= 1

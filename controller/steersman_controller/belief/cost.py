@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from steersman_controller.belief.arrays import BLOCK_STEPS, Array, Counts, Mask, fades
 from steersman_controller.belief.columns import Columns
-from steersman_controller.belief.fit import FitState, Line, Rows, predictions
+from steersman_controller.belief.fit import TRUSTED_ROWS, FitState, Line, Rows, predictions
 from steersman_controller.belief.prior import CostPrior
 from steersman_controller.belief.steps import (
     DRAFT,
@@ -209,11 +209,12 @@ class CostModel:
         fits = (self.verify.fit, self.draft, self.other)
         grams = [fit.gram(block) for fit, block in zip(fits, blocks, strict=True)]
         state.solution = self._solved(grams)
+        trusted = self.verify.fit.state.seen >= TRUSTED_ROWS
         grams[0] *= FADE ** (state.filled / BLOCK_STEPS)
         for fit, block, gram in zip(fits, blocks, grams, strict=True):
             fit.settle(block, gram)
         state.compared[0] = self._coefficients(state.solution)
-        relative = self._note_errors()
+        relative = self._note_errors(trusted)
         self._bounded = None
         state.filled = 0
         return relative
@@ -352,8 +353,10 @@ class CostModel:
             prior = self.prior
             known = prior is not None and prior.is_level_known and len(prior.interval) == 2
             return (prior.interval[0], prior.interval[1]) if prior is not None and known else (0.0, np.inf)
-        ordered, rank = np.sort(logs), int(0.05 * (len(logs) + 1))
-        return float(np.exp(ordered[rank - 1])), float(np.exp(ordered[len(logs) - rank]))
+        # The k-th smallest of n lies below the next one with probability k / (n + 1).
+        at = 0.05 * (len(logs) + 1) - 1.0
+        low, high = np.interp((at, len(logs) - 1.0 - at), np.arange(len(logs)), np.sort(logs))
+        return float(np.exp(low)), float(np.exp(high))
 
     def _rows(
         self,
@@ -410,7 +413,7 @@ class CostModel:
         out[:, DRAFT], out[:, OTHER] = solution.draft, solution.other
         return out
 
-    def _note_errors(self) -> Array:
+    def _note_errors(self, trusted: Mask) -> Array:
         state = self.state
         first = int(state.steps == state.filled)  # nobody can predict the very first step
         now = slice(first, state.filled)
@@ -421,8 +424,10 @@ class CostModel:
             state.errors *= KEEP_ERROR**number
             state.errors += np.stack([(wrong * weight).sum(axis=0), (actual * weight).sum(axis=0)], axis=1)
         logs = log_ratio(actual[:, 3], predicted[:, 3])
-        for interval in np.unique(state.interval[now]).tolist():
-            mine = logs[state.interval[now] == interval]
+        # What a prediction with hardly any step behind it was wrong by says nothing about the next ones.
+        tells = trusted[state.interval[now]]
+        for interval in np.unique(state.interval[now][tells]).tolist():
+            mine = logs[tells & (state.interval[now] == interval)]
             at = (state.logs_seen[interval] + np.arange(len(mine))) % RECENT
             state.logs[interval, at] = mine
             state.logs_seen[interval] += len(mine)

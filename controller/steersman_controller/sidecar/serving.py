@@ -70,11 +70,12 @@ def read_given(choice: PriorChoice) -> tuple[Prior, ...]:
         raise ValueError("--target-config: needs --device, and the other way round")
     if not (choice.bundle or sheets):
         return ()
-    from steersman_controller.train.hardware import Hardware
     from steersman_controller.train.priors import hardware_prior, read_priors
 
     if choice.bundle:
         return read_priors(Path(choice.bundle), choice.group)
+    from steersman_controller.train.hardware import Hardware
+
     drafter = Path(choice.drafter_config) if choice.drafter_config else None
     hardware = Hardware(Path(choice.target_config), choice.device, drafter, choice.tensor_parallel)
     return (hardware_prior(hardware),)

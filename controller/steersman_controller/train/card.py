@@ -7,11 +7,11 @@ import numpy as np
 
 from steersman_controller.train.bundle import Bundle, GroupCard, WorstCell
 from steersman_controller.train.cells import Cells
-from steersman_controller.train.choice import LOW_LOAD, ChoiceReport
 from steersman_controller.train.compiled import Tables
 from steersman_controller.train.crossover import acceptances, best_k, crossover_lines, drafter_loses
 from steersman_controller.train.intervals import NOMINAL, Residuals
 from steersman_controller.train.physics import PhysicsModel, fit_physics
+from steersman_controller.train.report import LOW_LOAD, ChoiceReport
 from steersman_controller.train.selection import Selected
 from steersman_policies.messages import Fingerprint
 

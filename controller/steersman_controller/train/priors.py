@@ -1,21 +1,27 @@
-"""What a sidecar may believe at first, out of a bundle or data sheets, as plain data."""
+"""What a sidecar may believe at first, out of a bundle or data sheets, as plain data.
+
+Light: a sidecar reads a bundle without anything that trains.
+"""
 
 import hashlib
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from scipy.optimize import nnls
+from numpy.typing import NDArray
 
+from steersman_controller.belief.fit import solve_non_negative
 from steersman_controller.belief.prior import CostPrior, Prior, WithoutDrafter
 from steersman_controller.train.bundle import Bundle, GroupCard, read_bundle
-from steersman_controller.train.compiled import compile_tables
-from steersman_controller.train.hardware import Hardware, forwards_of
-from steersman_controller.train.prior import nobody_measured
-from steersman_controller.train.selection import unscored
 from steersman_policies.policy import did_you_mean
 from steersman_policies.units import SEGMENT_PATTERN, UNKNOWN_SEGMENT
 from steersman_policies.view import Row, StepCost
+
+if TYPE_CHECKING:
+    from steersman_controller.train.hardware import Hardware
+
+Floats: TypeAlias = NDArray[np.float64]
 
 MOST_POINTS = 96
 """Of the curve over tokens: planners walk along it in every cell of a plan."""
@@ -49,8 +55,13 @@ def priors_of(bundle: Bundle, source: str, group: str = "") -> tuple[Prior, ...]
     return tuple(_prior(bundle, place, source, by_engine and not group) for place in ordered)
 
 
-def hardware_prior(hardware: Hardware) -> Prior:
+def hardware_prior(hardware: "Hardware") -> Prior:
     """What data sheets or operator tables say. Raises ValueError in one line."""
+    from steersman_controller.train.compiled import compile_tables
+    from steersman_controller.train.hardware import forwards_of
+    from steersman_controller.train.prior import nobody_measured
+    from steersman_controller.train.selection import unscored
+
     forwards = forwards_of(hardware)
     cells = forwards.cells()
     cost = compile_tables(unscored(cells, "prior").model, nobody_measured(cells), 1.0).cost
@@ -102,7 +113,7 @@ def _cost_prior(
     )
 
 
-def _thinned(grid: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _thinned(grid: Floats, seconds: Floats) -> tuple[Floats, Floats]:
     """At most `MOST_POINTS` of a curve: those that a straight line through the others would miss most."""
     kept = [0, len(grid) - 1] if len(grid) > 1 else [0]
     while len(kept) < min(MOST_POINTS, len(grid)):
@@ -120,10 +131,14 @@ def _draft(cost: StepCost) -> tuple[float, float, float, float]:
     cells = [(k, r, cost.draft_s[k][i]) for k in ks for i, r in enumerate(requests)]
     if not cells or not any(seconds for _, _, seconds in cells):
         return (0.0, 0.0, 0.0, 0.0)
-    weight = [1.0 / max(seconds, 1e-6) for _, _, seconds in cells]
-    rows = [[w, w * r, w * k, w * k * r] for (k, r, _), w in zip(cells, weight, strict=True)]
-    wanted = [w * seconds for (_, _, seconds), w in zip(cells, weight, strict=True)]
-    found = nnls(np.array(rows), np.array(wanted))[0].tolist()
+    weight = np.array([1.0 / max(seconds, 1e-6) for _, _, seconds in cells])
+    rows = np.array([(1.0, r, k, k * r) for k, r, _ in cells]) * weight[:, None]
+    scale = np.sqrt((rows**2).sum(axis=0))
+    rows /= scale
+    wanted = rows.T @ (weight * np.array([seconds for _, _, seconds in cells]))
+    # A trace of ridge: with one batch size or one K its terms cannot be told apart.
+    solution = solve_non_negative(rows.T @ rows + 1e-9 * np.eye(4), wanted, range(4)) / scale
+    found: list[float] = np.maximum(solution, 0.0).tolist()
     return (found[0], found[1], found[2], found[3])
 
 

@@ -21,7 +21,7 @@ from steersman_controller.train.bundle import (
 )
 from steersman_controller.train.card import group_card, mean
 from steersman_controller.train.cells import NO_CELLS, Cells
-from steersman_controller.train.choice import LOW_LOAD, ChoiceReport, evaluate_choice, read_served
+from steersman_controller.train.choice import evaluate_choice, read_served
 from steersman_controller.train.compiled import Tables, compile_tables
 from steersman_controller.train.hardware import Forwards, Hardware, Measured, forwards_of, prior_figures
 from steersman_controller.train.intervals import residuals
@@ -29,6 +29,7 @@ from steersman_controller.train.models import CANDIDATES
 from steersman_controller.train.prior import nobody_measured
 from steersman_controller.train.recorded import read_recorded
 from steersman_controller.train.reduction import Group
+from steersman_controller.train.report import LOW_LOAD, ChoiceReport
 from steersman_controller.train.selection import Selected, select, unscored
 from steersman_controller.train.step_times import Source, read_step_times
 from steersman_controller.train.survival import Survival, read_acceptance
