@@ -13,6 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from steersman_controller.train.cells import Cells, shapes
+from steersman_controller.train.foreign import translated
 from steersman_controller.train.models import Model
 from steersman_controller.train.physics import PhysicsModel
 from steersman_controller.train.reduction import Group
@@ -37,7 +38,7 @@ class Served(Struct, frozen=True):
 
 def read_served(source: Source, groups: Mapping[Group, Any]) -> Served:
     """Throughput and survival of the rows of a file. K = 0 rows go to the groups that took their cells in."""
-    file = TableFile(source.path)
+    file = translated(TableFile(source.path))
     theirs = mapped(file, source)
     missing = [name for name in SERVED if name not in theirs]
     if missing:

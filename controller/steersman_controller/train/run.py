@@ -33,6 +33,7 @@ from steersman_controller.train.report import LOW_LOAD, ChoiceReport
 from steersman_controller.train.selection import Selected, select, unscored
 from steersman_controller.train.step_times import Source, read_step_times
 from steersman_controller.train.survival import Survival, read_acceptance
+from steersman_controller.train.table_file import members
 from steersman_controller.whole_file import write_whole
 from steersman_policies.messages import Fingerprint
 
@@ -72,6 +73,7 @@ class _Gathered(Struct, frozen=True):
     warning: str | None = None
     coverage: dict[str, float] = {}
     fingerprints: dict[Group, Fingerprint] = {}
+    is_served: bool = False
 
 
 def train(request: Request, progress: Progress) -> Trained:
@@ -92,8 +94,14 @@ def train(request: Request, progress: Progress) -> Trained:
     }
     choice: ChoiceReport | None = None
     measured: dict[str, tuple[float, ...]] = {}
-    if request.evaluate_choice:
-        choice, measured = _choice(request, selected, groups, progress)
+    if request.step_times is not None and (request.evaluate_choice or gathered.is_served):
+        served = read_served(request.step_times, groups)
+        survivals = {"/".join(group): Survival(by_k) for group, by_k in served.survivals.items()}
+        measured = {name: survival.position_acceptance for name, survival in survivals.items()}
+        if request.evaluate_choice:
+            progress("evaluating the choice of K", 1.0)
+            by, column = request.step_times.by, request.evaluate_choice
+            choice = evaluate_choice(served, selected, groups, by, column)
     gathered = msgspec.structs.replace(gathered, acceptance=gathered.acceptance or measured)
     content = encode_bundle(*_contents(request, gathered, selected, groups, tables, choice))
     if request.out is not None:
@@ -125,6 +133,7 @@ def _gathered(request: Request, progress: Progress) -> _Gathered:
             source.by,
             acceptance,
             request.fingerprint,
+            is_served=found.is_served,
         )
     if request.recording is not None:
         progress(f"reading {request.recording.name}", 0.0)
@@ -157,18 +166,6 @@ def _selected(gathered: _Gathered, forwards: Forwards | None, progress: Progress
         out[group] = select(cells, CANDIDATES if forwards is None else forwards.candidates(cells), report)
     progress("fitted", 1.0)
     return out
-
-
-def _choice(
-    request: Request, selected: Mapping[Group, Selected], groups: Mapping[Group, Cells], progress: Progress
-) -> tuple[ChoiceReport, dict[str, tuple[float, ...]]]:
-    """How well K is chosen, and the acceptance that was measured in each group."""
-    assert request.step_times is not None
-    progress("evaluating the choice of K", 1.0)
-    served = read_served(request.step_times, groups)
-    report = evaluate_choice(served, selected, groups, request.step_times.by, request.evaluate_choice)
-    survivals = {"/".join(group): Survival(by_k) for group, by_k in served.survivals.items()}
-    return report, {name: survival.position_acceptance for name, survival in survivals.items()}
 
 
 def _contents(
@@ -231,8 +228,10 @@ def _relative_error(selected: Selected, cells: Cells) -> float:
 
 
 def _evidence(path: Path, rows: int) -> Evidence:
+    """Of a folder: over its files, by name."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
+    for one in members(path):
+        with one.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
     return Evidence(path.name, digest.hexdigest(), rows)
