@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from steersman_controller.train.bundle import Bundle, GroupCard, WorstCell
+from steersman_controller.train.bundle import Bundle, GroupCard, Manifest, WorstCell
 from steersman_controller.train.cells import Cells
 from steersman_controller.train.compiled import Tables
 from steersman_controller.train.crossover import acceptances, best_k, crossover_lines, drafter_loses
@@ -104,6 +104,7 @@ def card_lines(bundle: Bundle) -> list[str]:
         named = msgspec.to_builtins(msgspec.structs.asdict(manifest.fingerprint))
         lines.append("for " + ", ".join(f"{key} {value}" for key, value in named.items() if value))
     lines += [f"{name.replace('_', ' ')}: {percent(value)}" for name, value in manifest.figures.items()]
+    lines += [_acceptance_line(manifest, segment) for segment in manifest.acceptance]
     if not manifest.acceptance:
         lines.append("no acceptance was given: the best K is shown for assumed ones")
     for index, card in enumerate(manifest.groups):
@@ -115,6 +116,13 @@ def card_lines(bundle: Bundle) -> list[str]:
     if manifest.choice is not None:
         lines += ["", *choice_lines(manifest.choice)]
     return lines
+
+
+def _acceptance_line(manifest: Manifest, segment: str) -> str:
+    shares = " ".join(f"{share:.2f}" for share in manifest.acceptance[segment])
+    covered = manifest.coverage.get(segment)
+    drafted = "" if covered is None else f"; {covered:.0%} of the requests asked had a draft"
+    return f"acceptance by position, {segment or 'all segments'}: {shares}{drafted}"
 
 
 def choice_lines(choice: ChoiceReport) -> list[str]:

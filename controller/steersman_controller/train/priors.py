@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Floats: TypeAlias = NDArray[np.float64]
 
+NEGLIGIBLE = 0.002
+"""Relative error of a point of the curve that need not be kept."""
+
 MOST_POINTS = 96
 """Of the curve over tokens: planners walk along it in every cell of a plan."""
 
@@ -119,7 +122,7 @@ def _thinned(grid: Floats, seconds: Floats) -> tuple[Floats, Floats]:
     while len(kept) < min(MOST_POINTS, len(grid)):
         missed = np.abs(np.interp(grid, grid[kept], seconds[kept]) / seconds - 1.0)
         worst = int(missed.argmax())
-        if missed[worst] < 1e-6:
+        if missed[worst] < NEGLIGIBLE:
             break
         kept = sorted([*kept, worst])
     return grid[kept], seconds[kept]
