@@ -39,6 +39,7 @@ def serve(
     device: Annotated[
         str | None, typer.Option(help="h100, a100, ... as `steersman train` knows them.")
     ] = None,
+    tensor_parallel: Annotated[int | None, typer.Option(help="Devices that share the target.")] = None,
     steer: Annotated[bool, typer.Option("--steer", help="Act; without it plans are only logged.")] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow other machines to connect.")] = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print it and exit.")] = False,
@@ -66,6 +67,7 @@ def serve(
         "prior.target_config": None if target_config is None else str(target_config),
         "prior.drafter_config": None if drafter_config is None else str(drafter_config),
         "prior.device": device,
+        "prior.tensor_parallel": tensor_parallel,
         "controller.mode": "steer" if steer else None,
         "insecure": True if insecure else None,
     }

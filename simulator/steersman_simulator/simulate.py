@@ -37,7 +37,7 @@ class Settings(Struct, frozen=True):
     max_batch: int = 0
     engine_id: str = ""
     priors: tuple[Prior, ...] = ()
-    """What the controller believes before the first step."""
+    """What the controller believes before the first step; empty: what the recorded one did."""
 
 
 class Fitted(Struct, frozen=True):
@@ -173,7 +173,8 @@ def simulate(settings: Settings) -> tuple[dict[str, Any], Outcome]:
     Raises ValueError or FileNotFoundError with one line for what cannot be used.
     """
     recording = read_recording(settings.trace)
-    first = started(recording.started.config, settings.policy, settings.params, settings.priors)
+    priors = settings.priors or recording.started.priors
+    first = started(recording.started.config, settings.policy, settings.params, priors)
     trace = engine_trace(recording.events, settings.engine_id)
     fitted = fit(trace, settings.fit_policies)
     windows = trace.under(settings.arrivals_policies)
@@ -193,7 +194,7 @@ def simulate(settings: Settings) -> tuple[dict[str, Any], Outcome]:
         "seed": settings.seed,
         "load": settings.load,
         "max_batch": world.batch.shape.max_batch,
-        "prior": settings.priors[0].source if settings.priors else "",
+        "prior": priors[0].source if priors else "",
         "warning": recording.warning,
         "fitted": describe(fitted),
         "arrived": len(arrivals),

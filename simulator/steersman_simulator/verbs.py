@@ -24,7 +24,8 @@ def simulate(
     max_batch: Annotated[int, typer.Option(min=0, help="Slots of the engine; 0: as recorded.")] = 0,
     engine: Annotated[str, typer.Option(help="The recorded engine; by default the first with steps.")] = "",
     bundle: Annotated[
-        Path | None, typer.Option(help="What the controller believes at first, as in `steersman serve`.")
+        Path | None,
+        typer.Option(help="What the controller believes at first; by default what the recorded one did."),
     ] = None,
     bundle_group: Annotated[str, typer.Option(help="Its group, where it has several.")] = "",
     out: Annotated[Path | None, typer.Option(help="Folder for result.json and a recording.")] = None,
