@@ -421,3 +421,24 @@ def test_planners_see_how_sure_the_tables_are(prior: Prior) -> None:
     low, high = belief.cost.bounds(16)
     assert table.half_interval[table.tokens_grid.index(16)] == pytest.approx(0.5 * (high - low))
     assert table.half_interval[table.tokens_grid.index(16)] == pytest.approx(1.645 * 0.03, rel=0.35)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tokens_grid": (1, 8, 8)},
+        {"tokens_grid": ()},
+        {"verify_s": (0.1, 0.2)},
+        {"interval": (1.0,)},
+        {"relative_error": float("nan")},
+        {"without_drafter": {"batches": (1, 2), "contexts": (), "step_s": ()}},
+    ],
+)
+def test_a_prior_that_contradicts_itself_is_refused(prior: Prior, wrong: dict[str, object]) -> None:
+    """In a recording as anywhere: one line, no crash later on."""
+    tree = msgspec.to_builtins(prior)
+    tree["cost"] |= {"tokens_grid": (1, 8, 9), "verify_s": (0.1, 0.2, 0.3)}
+    assert msgspec.convert(tree, Prior).cost is not None
+    tree["cost"] |= wrong
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(tree), type=Prior)

@@ -6,6 +6,7 @@ shape is believed and the first step gives the level. On another target or devic
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
@@ -34,6 +35,11 @@ class WithoutDrafter(Struct, frozen=True):
     contexts: tuple[Count, ...]
     """Mean context tokens of a request; a single 0 where it was not measured."""
     step_s: tuple[Row, ...]
+
+    def __post_init__(self) -> None:
+        _check_grid(self.batches, *self.step_s)
+        if len(self.contexts) != len(self.step_s) or not self.contexts:
+            raise ValueError(f"{len(self.contexts)} contexts, {len(self.step_s)} rows of seconds")
 
     def tokens_per_s(self, requests: float, mean_context_tokens: float) -> float:
         """Committed by so many requests, one a step each; at the nearest context.
@@ -67,6 +73,11 @@ class CostPrior(Struct, frozen=True):
     without_drafter: WithoutDrafter | None = None
     is_level_known: bool = True
     """Whether seconds are believed as they are, and not only against each other."""
+
+    def __post_init__(self) -> None:
+        _check_grid(self.tokens_grid, self.verify_s)
+        if len(self.interval) not in (0, 2):
+            raise ValueError(f"an interval has two ends, found {len(self.interval)}")
 
     def step_s(self, tokens: float, context_tokens: float, depth: int, requests: float) -> float:
         """Seconds of a step without prefill."""
@@ -129,6 +140,14 @@ def _fit(prior: Prior, fingerprint: Fingerprint) -> tuple[int, Chosen]:
         only = replace(prior, cost=None, drafts=_worth(prior, fingerprint))
         return 2, Chosen(only, f"{prior.source}: its step times are not used, its acceptance is: {doubts}")
     return 3, Chosen(None, f"{prior.source}: not used: {doubts}")
+
+
+def _check_grid(grid: Sequence[int], *rows: Row) -> None:
+    """Raises ValueError where a recording, or whoever made a prior, says what cannot be."""
+    if not grid or any(left >= right for left, right in pairwise(grid)):
+        raise ValueError(f"a grid must ascend, found {grid}")
+    if any(len(row) != len(grid) for row in rows):
+        raise ValueError(f"{[len(row) for row in rows]} seconds for a grid of {len(grid)}")
 
 
 def _worth(prior: Prior, fingerprint: Fingerprint) -> float:

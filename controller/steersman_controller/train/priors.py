@@ -120,7 +120,7 @@ def _thinned(grid: Floats, seconds: Floats) -> tuple[Floats, Floats]:
     """At most `MOST_POINTS` of a curve: those that a straight line through the others would miss most."""
     kept = [0, len(grid) - 1] if len(grid) > 1 else [0]
     while len(kept) < min(MOST_POINTS, len(grid)):
-        missed = np.abs(np.interp(grid, grid[kept], seconds[kept]) / seconds - 1.0)
+        missed = np.abs(np.interp(grid, grid[kept], seconds[kept]) / np.maximum(seconds, 1e-9) - 1.0)
         worst = int(missed.argmax())
         if missed[worst] < NEGLIGIBLE:
             break
