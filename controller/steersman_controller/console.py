@@ -76,4 +76,9 @@ def _engine_lines(engine: EngineStatus) -> Iterator[str]:
         yield f"  K in force: {listed(engine.proposal_length)}"
     if engine.would_be:
         yield f"  K that the plan would ask for: {listed(engine.would_be)}"
+    if engine.prior:
+        yield f"  prior: {engine.prior}"
+    if engine.restart is not None:
+        wins = "a restart without speculation would win: " if engine.restart.wins else ""
+        yield f"  {wins}{engine.restart.text}"
     yield (f"  frames {engine.frames}, lost {engine.frames_lost}, duplicate or old {engine.frames_duplicate}")

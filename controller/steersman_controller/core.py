@@ -12,7 +12,9 @@ import msgspec
 from steersman_controller.belief.belief import Belief
 from steersman_controller.belief.clock import EngineClock
 from steersman_controller.belief.estimate import PRIOR, Estimate
+from steersman_controller.belief.prior import NOTHING, Chosen
 from steersman_controller.events import ControllerConfig
+from steersman_controller.restart import Restart, compare
 from steersman_controller.snapshot import Contents, same_shape, seal, unseal
 from steersman_controller.status import Status
 from steersman_policies import policy as policies
@@ -36,6 +38,7 @@ class Controller:
         fingerprint: str,
         policy: Planner,
         config: ControllerConfig,
+        chosen: Chosen = NOTHING,
         *,
         policy_name: str = "",
         after_plan_id: int = 0,
@@ -54,7 +57,9 @@ class Controller:
         self.leased_plan_id: int | None = None
         """The last plan that the engine put in force: the one to lease."""
         self.counters: Counter[str] = Counter()
-        self.belief = Belief(hello)
+        self.chosen = chosen
+        """The prior that the belief began with, and why that one."""
+        self.belief = Belief(hello, chosen.prior)
         self.fleet_acceptance: Estimate = PRIOR
         """What the beliefs about this engine lean on."""
         self.last_report: StepReport | None = None
@@ -154,6 +159,15 @@ class Controller:
         """Belief about each known segment, `unknown` included, by name."""
         return self.belief.segments(self.fleet_acceptance)
 
+    def restart(self) -> Restart | None:
+        """How a launch without any drafter would do at the present load; None where nobody measured one."""
+        prior = self.chosen.prior
+        load = self.belief.load
+        if prior is None or load.mean_requests <= 0.0:
+            return None
+        cost = self.belief.cost.compile(load.prefill_tokens)
+        return compare(prior, cost, self.segments(), self.hello.reachable_k, load)
+
     def status(self, now_s: float) -> Status:
         """What to show."""
         return Status(
@@ -170,6 +184,8 @@ class Controller:
             segments=self.segments(),
             mean_requests=self.belief.load.mean_requests,
             mean_context_tokens=self.belief.load.mean_context_tokens,
+            prior=self.chosen.text,
+            restart=self.restart(),
             silent_s=None if self._heard_at_s is None else now_s - self._heard_at_s,
             counters=dict(self.counted()),
         )
@@ -186,6 +202,7 @@ class Controller:
             plan=self.plan_in_force,
             plan_id=self.last_plan_id,
             plans=self._plans,
+            chosen=self.chosen,
             belief=belief,
             counters=dict(self.counted()),
         )
@@ -202,10 +219,13 @@ class Controller:
         policy = policies.load(contents.policy, contents.params)
         if contents.hello.k_max != self.hello.k_max:
             raise ValueError(f"snapshot: k_max {contents.hello.k_max}, this engine has {self.hello.k_max}")
-        if not same_shape(contents.belief, self.belief.state()):
+        belief = Belief(self.hello, contents.chosen.prior)
+        if not same_shape(contents.belief, belief.state()):
             raise ValueError(
                 f"snapshot: max_batch {contents.hello.max_batch}, this engine has {self.hello.max_batch}"
             )
+        # What was learned leans on the prior that it began with, whatever this sidecar was given.
+        self.chosen, self.belief = contents.chosen, belief
         self.belief.restore(contents.belief)
         self.policy, self.policy_name, self.memory = policy, contents.policy, contents.memory
         self.mode = contents.mode if self.config.mode == "steer" else "shadow"

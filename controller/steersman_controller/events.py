@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
+from steersman_controller.belief.prior import Prior
 from steersman_policies.codec import FromEngine
 from steersman_policies.plan import Plan, Slo
 from steersman_policies.segmenter import Segmenter
@@ -36,6 +37,8 @@ class Started(Struct, frozen=True, tag="started"):
     config: ControllerConfig
     policy: Name
     params: dict[str, Any]
+    priors: tuple[Prior, ...] = ()
+    """What is believed of engines before they have taken a step; each uses what fits it."""
 
 
 class Received(Struct, frozen=True, tag="received", gc=False):

@@ -48,11 +48,13 @@ def engine_findings(look: Look) -> Iterator[Finding]:
         yield _decision(look)
         yield _plan(look)
         yield _segments(look)
+        yield from _restart(look)
     yield _lease(look)
     yield _mode(look)
     yield from _pause_file(look)
     yield _fallback(look)
     yield _policy(look)
+    yield from _prior(look)
 
 
 def span(seconds: float) -> str:
@@ -258,6 +260,22 @@ def _fallback(look: Look) -> Finding:
 def _policy(look: Look) -> Finding:
     policy, version = look.engine.policy, look.engine.policy_version
     return _found(look, "policy", "ok", f"{policy}, version {version}")
+
+
+def _prior(look: Look) -> Iterator[Finding]:
+    if look.engine.prior:
+        level: Level = "note" if ": not used: " in look.engine.prior else "ok"
+        yield _found(look, "prior", level, look.engine.prior)
+
+
+def _restart(look: Look) -> Iterator[Finding]:
+    """Nothing, where nobody measured an engine without a drafter."""
+    restart = look.engine.restart
+    if restart is not None and restart.wins:
+        advice = "launch without --speculative-config, as long as the load stays like this"
+        yield _found(look, "drafter", "note", restart.text, advice)
+    elif restart is not None:
+        yield _found(look, "drafter", "ok", restart.text)
 
 
 def _segments(look: Look) -> Finding:

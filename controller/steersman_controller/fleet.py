@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from steersman_controller.belief.prior import choose
 from steersman_controller.core import Controller
 from steersman_controller.events import (
     Alarmed,
@@ -125,7 +126,7 @@ class Fleet:
         return plan
 
     def _replace(self, engine_id: str, hello: Hello, fingerprint: str) -> Controller:
-        """A controller that knows nothing; an operator's choices for this engine stay."""
+        """A controller that knows no more than a prior; an operator's choices for this engine stay."""
         old = self.controllers.get(engine_id)
         name, params = self._policy
         planner = policies.load(name, params) if old is None else old.policy
@@ -134,6 +135,7 @@ class Fleet:
             fingerprint,
             planner,
             self.started.config,
+            choose(self.started.priors, engine_id, hello.fingerprint),
             policy_name=name if old is None else old.policy_name,
             after_plan_id=0 if old is None else old.last_plan_id,
         )

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from steersman_controller.belief.belief import BeliefState
+from steersman_controller.belief.prior import NOTHING, Chosen
 from steersman_policies.messages import Hello
 from steersman_policies.plan import Plan
 
@@ -33,6 +34,8 @@ class Contents(Struct):
     """How often the planner was asked."""
     belief: BeliefState
     counters: dict[str, int]
+    chosen: Chosen = NOTHING
+    """What the belief leans on."""
 
 
 class Sealed(Struct, frozen=True, array_like=True):

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from steersman_controller.belief.steps import Phase, PredictionError
+from steersman_controller.restart import Restart
 from steersman_policies.messages import PlanAck
 from steersman_policies.plan import Plan
 from steersman_policies.view import SegmentBelief
@@ -32,3 +33,7 @@ class Status(Struct, frozen=True):
     """Since the last record; None before the first."""
     counters: dict[str, int]
     """Monotone: reports, reports_refused, clock_steps, requests, acks, nacks, plans, planner_errors, ..."""
+    prior: str = ""
+    """What the belief began with, and why; empty where it was given nothing."""
+    restart: Restart | None = None
+    """Against an engine launched without any drafter; None where nobody measured one."""

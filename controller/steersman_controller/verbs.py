@@ -28,6 +28,18 @@ def serve(
         typer.Option(help="The policy to begin with; an engine known in --state-dir keeps its own."),
     ] = None,
     param: Params = None,
+    bundle: Annotated[
+        Path | None, typer.Option(help="What to believe at first: a file made by `steersman train`.")
+    ] = None,
+    bundle_group: Annotated[str | None, typer.Option(help="Its group, as a/b, where it has several.")] = None,
+    target_config: Annotated[
+        Path | None, typer.Option(help="Without a bundle: the target's config.json, with --device.")
+    ] = None,
+    drafter_config: Annotated[Path | None, typer.Option(help="The drafter's config.json.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="h100, a100, ... as `steersman train` knows them.")
+    ] = None,
+    tensor_parallel: Annotated[int | None, typer.Option(help="Devices that share the target.")] = None,
     steer: Annotated[bool, typer.Option("--steer", help="Act; without it plans are only logged.")] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow other machines to connect.")] = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print it and exit.")] = False,
@@ -50,6 +62,12 @@ def serve(
         "metrics_port": metrics_port,
         "policy.name": policy,
         "policy.params": _params(param) or None,
+        "prior.bundle": None if bundle is None else str(bundle),
+        "prior.group": bundle_group,
+        "prior.target_config": None if target_config is None else str(target_config),
+        "prior.drafter_config": None if drafter_config is None else str(drafter_config),
+        "prior.device": device,
+        "prior.tensor_parallel": tensor_parallel,
         "controller.mode": "steer" if steer else None,
         "insecure": True if insecure else None,
     }

@@ -33,6 +33,9 @@ class StepCost(Struct, frozen=True):
     """Typical |predicted - actual| / actual of recent steps; 1.0 before there is any evidence."""
     first_after_switch_s: Seconds = 0.0
     """What the first step after a switch of K takes longer, on average."""
+    half_interval: Row = ()
+    """Half the width of the 90 % interval of a step's seconds, relative to them, by `tokens_grid`; empty
+    where it is not known."""
 
     def verify_row(self, context_tokens: float, prefill_tokens: float) -> Row:
         """Seconds by `tokens_grid`, at the nearest grid point of the other two axes."""

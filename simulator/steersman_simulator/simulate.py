@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from steersman_controller.belief.prior import Prior
 from steersman_controller.events import ControllerConfig, Started
 from steersman_controller.trace.recording import read_recording
 from steersman_policies.codec import SCHEMA
@@ -35,6 +36,8 @@ class Settings(Struct, frozen=True):
     load: float = 1.0
     max_batch: int = 0
     engine_id: str = ""
+    priors: tuple[Prior, ...] = ()
+    """What the controller believes before the first step; empty: what the recorded one did."""
 
 
 class Fitted(Struct, frozen=True):
@@ -99,11 +102,13 @@ def shape_of(trace: EngineTrace, max_batch: int = 0) -> Shape:
     return Shape(max_batch or trace.hello.max_batch, seen or longest)
 
 
-def started(config: ControllerConfig, policy: str, params: dict[str, Any]) -> Started:
+def started(
+    config: ControllerConfig, policy: str, params: dict[str, Any], priors: tuple[Prior, ...] = ()
+) -> Started:
     """The first event of a simulated sidecar that steers. Raises ValueError for an unknown policy."""
     load_policy(policy, params)
     steer = replace(config, mode="steer")
-    return Started(0.0, SCHEMA, version("steersman"), 1, steer, policy, params)
+    return Started(0.0, SCHEMA, version("steersman"), 1, steer, policy, params, priors)
 
 
 def arm_of(
@@ -168,7 +173,8 @@ def simulate(settings: Settings) -> tuple[dict[str, Any], Outcome]:
     Raises ValueError or FileNotFoundError with one line for what cannot be used.
     """
     recording = read_recording(settings.trace)
-    first = started(recording.started.config, settings.policy, settings.params)
+    priors = settings.priors or recording.started.priors
+    first = started(recording.started.config, settings.policy, settings.params, priors)
     trace = engine_trace(recording.events, settings.engine_id)
     fitted = fit(trace, settings.fit_policies)
     windows = trace.under(settings.arrivals_policies)
@@ -188,6 +194,7 @@ def simulate(settings: Settings) -> tuple[dict[str, Any], Outcome]:
         "seed": settings.seed,
         "load": settings.load,
         "max_batch": world.batch.shape.max_batch,
+        "prior": priors[0].source if priors else "",
         "warning": recording.warning,
         "fitted": describe(fitted),
         "arrived": len(arrivals),

@@ -1,9 +1,12 @@
 """The simulator's verbs."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from steersman_controller.belief.prior import Prior
 
 
 def simulate(
@@ -20,6 +23,11 @@ def simulate(
     load: Annotated[float, typer.Option(help="Arrivals this many times as dense.")] = 1.0,
     max_batch: Annotated[int, typer.Option(min=0, help="Slots of the engine; 0: as recorded.")] = 0,
     engine: Annotated[str, typer.Option(help="The recorded engine; by default the first with steps.")] = "",
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="What the controller believes at first; by default what the recorded one did."),
+    ] = None,
+    bundle_group: Annotated[str, typer.Option(help="Its group, where it has several.")] = "",
     out: Annotated[Path | None, typer.Option(help="Folder for result.json and a recording.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
@@ -38,6 +46,7 @@ def simulate(
         load=load,
         max_batch=max_batch,
         engine_id=engine,
+        priors=() if bundle is None else _priors(bundle, bundle_group),
     )
     result, outcome = run(settings)
     if out is not None:
@@ -46,6 +55,12 @@ def simulate(
         print(report.encode_result(result).decode())
     else:
         report.show(result)
+
+
+def _priors(bundle: Path, group: str) -> "tuple[Prior, ...]":
+    from steersman_controller.train.priors import read_priors
+
+    return read_priors(bundle, group)
 
 
 def demo(

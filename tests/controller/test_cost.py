@@ -201,6 +201,21 @@ def test_special_steps_teach_nothing(special: dict[str, object]) -> None:
     assert (model.first_after_switch_s > 1.0) == ("first_after_switch" in special)
 
 
+@pytest.mark.parametrize("planted_s", [0.0, 0.004])
+def test_what_a_switch_costs_is_found(planted_s: float) -> None:
+    """Steps that follow a switch and last 4 ms longer say so to planners, and change nothing else."""
+    model, chance = learn(hinge, 0.02, steps=200), random.Random(3)
+    for index in range(400):
+        report = step(hinge, 4, chance.choice((0, 4)), chance, 0.02)
+        if index % 4 == 0:
+            report = msgspec.structs.replace(
+                report, verify_s=report.verify_s + planted_s, first_after_switch=True
+            )
+        model.observe(report)
+    assert model.compile(0.0).first_after_switch_s == pytest.approx(planted_s, abs=0.0004)
+    assert verify_s(model, 4, 4) == pytest.approx(hinge(20), rel=0.05)
+
+
 def test_drafting_costs_by_depth_and_requests() -> None:
     """Draft seconds are recovered within 10 % and are 0 where nobody is asked."""
     cost = learn(concave, 0.05).compile(0.0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from steersman_controller.belief.belief import Belief
+from steersman_controller.belief.cost import CostModel
 from steersman_policies.messages import Group
 from steersman_policies.view import SegmentBelief
 
@@ -154,6 +155,34 @@ def cost_coverage(kind: str) -> float:
     return inside / total
 
 
+def wandering_coverage(kind: str, steps: int = 4500) -> float:
+    """The same while batch and K wander, so that no interval of tokens sees more than a part of the steps."""
+    chance = np.random.default_rng(8)
+    level = levels(kind, chance, steps)
+    belief, inside, total, batch = Belief(traffic.HELLO), 0, 0, 8
+    for step in range(steps):
+        batch = int(np.clip(batch + chance.integers(-1, 2), 2, 16))
+        k = int(chance.choice((1, 2, 4)))
+        tokens = batch * (k + 1)
+        seconds = (0.006 + 0.00008 * max(tokens - 24, 0)) * math.exp(0.08 * level[step])
+        found = accepted(chance, 0.7, k, batch)
+        report = traffic.report(step, [traffic.group("code", k, found)], verify_s=seconds)
+        if step > 600 and step % 5 == 0:
+            predicted = belief.cost.predict(
+                target_tokens=report.target_tokens,
+                context_tokens=report.context_tokens,
+                prefill_tokens=0,
+                depth=report.drafting_depth,
+                requests_drafting=report.requests_drafting,
+                decode_requests=report.decode_requests,
+            )
+            low, high = belief.cost.bounds(report.target_tokens)
+            inside += low * predicted.step_s <= report.busy_s <= high * predicted.step_s
+            total += 1
+        belief.observe(report)
+    return inside / total
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("k", "requests"),
@@ -168,6 +197,32 @@ def test_intervals_of_acceptance_hold_what_they_promise(kind: str, k: int, reque
 def test_intervals_of_step_cost_hold_what_they_promise(kind: str) -> None:
     """90 % of the next steps last as long as their intervals say, give or take 3 %."""
     assert 0.87 <= cost_coverage(kind) <= 0.93
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_intervals_of_step_cost_hold_while_the_load_wanders(kind: str) -> None:
+    """The same over many sizes of steps, each of which has intervals of its own or shares those of all."""
+    assert 0.87 <= wandering_coverage(kind) <= 0.93
+
+
+def test_intervals_that_take_errors_for_normal_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mean and deviation alone promise too little where steps are of two kinds."""
+
+    def normal(self: CostModel, logs: np.ndarray) -> tuple[float, float]:
+        if len(logs) < 40:
+            return 0.0, math.inf
+        middle, half = float(logs.mean()), 1.645 * float(logs.std())
+        return math.exp(middle - half), math.exp(middle + half)
+
+    monkeypatch.setattr(CostModel, "_quantiles", normal)
+    assert wandering_coverage("two kinds", steps=1500) > 0.94
+
+
+def test_intervals_from_errors_after_learning_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of each error, as if the step had been known already, is too little."""
+    quantiles = CostModel._quantiles
+    monkeypatch.setattr(CostModel, "_quantiles", lambda self, logs: quantiles(self, 0.5 * logs))
+    assert wandering_coverage("bursts", steps=1500) < 0.8
 
 
 def test_intervals_that_take_drafts_for_independent_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:

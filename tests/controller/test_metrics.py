@@ -13,11 +13,18 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from steersman_controller.belief.belief import Belief
+from steersman_controller.belief.prior import CostPrior, Prior, WithoutDrafter
 from steersman_controller.belief.tally import REASONS
+from steersman_controller.console import status_lines
 from steersman_controller.events import Alarmed
+from steersman_controller.findings import engine_findings
 from steersman_controller.fleet import Fleet
+from steersman_controller.look import Look
+from steersman_controller.sidecar.admin import Status, StatusRequest
 from steersman_controller.sidecar.config import SidecarConfig
+from steersman_controller.sidecar.desk import answer
 from steersman_controller.sidecar.metrics import Metrics
+from steersman_controller.state_dir import state_files
 from steersman_controller.trace.recorder import Recorder
 from steersman_controller.trace.recording import read_recording
 from steersman_policies.messages import Hello, RequestReport, StepReport
@@ -173,6 +180,50 @@ def test_it_is_served_on_loopback_and_a_taken_port_is_one_clear_line() -> None:
         assert b'steersman_build_info{version="0.0.0"} 1.0' in reply.read()
     with pytest.raises(ValueError, match=rf"--metrics-port: cannot listen on 127.0.0.1:{port}.*0 for no"):
         metrics().serve(port)
+
+
+def test_a_launch_without_a_drafter_is_compared_where_it_was_measured(
+    config: SidecarConfig,
+    hello: Hello,
+    step: Step,
+    sidecars: Make,
+    engines: Make,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Twice as fast without a drafter: a gauge, one warning with its source, a line of the status, and a
+    finding. Without such a measurement: nothing of all that."""
+    fast = WithoutDrafter((1, 8), (0,), ((0.005, 0.005),))
+    cost = CostPrior((1, 8, 40), (0.01, 0.012, 0.02), 0.0, 0.0, (0.0, 0.0, 0.0003, 0.0), relative_error=0.05)
+    known = msgspec.structs.replace(cost, without_drafter=fast)
+    for prior, wins in ((cost, None), (known, 1.0)):
+        given = (Prior("b.zip (0123)", hello.fingerprint, cost=prior),)
+        one, engine = sidecars(config, priors=given), engines(config.telemetry)
+        engine.send(hello)
+        for number in range(300):
+            engine.send(step(number, accepted=0))
+        one.frames(301)
+        caplog.clear()
+        one.ticks(2.2)
+        assert one.value("restart_without_drafter_wins", engine="gpu0") == wins
+        told = [r.getMessage() for r in caplog.records if "without speculation" in r.getMessage()]
+        status = answer(one.sidecar, StatusRequest())
+        assert isinstance(status, Status)
+        lines = "\n".join(status_lines(status))
+        look = Look(status.engines[0], None, 1.0, status, state_files(Path("none"), "gpu0", ""))
+        findings = {finding.check: finding for finding in engine_findings(look)}
+        assert findings["prior"].status == "ok"
+        if wins is None:
+            assert not told
+            assert "drafter" not in findings
+            assert "without a drafter" not in lines
+        else:
+            assert len(told) == 1
+            assert "b.zip (0123)" in told[0]
+            assert "a restart without speculation would win: without a drafter" in lines
+            assert findings["drafter"].status == "note"
+            assert one.value("restart_without_drafter_gain_ratio", engine="gpu0") > 0.5
+        one.sidecar.close()
+        engine.close()
 
 
 def test_a_drift_is_an_event_a_metric_and_a_line(

@@ -1,12 +1,16 @@
 """`steersman serve` as a real process."""
 
+import io
 import signal
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import train_truth as truth
 
 from steersman_controller.trace.recording import read_recording
 from steersman_policies.messages import Hello, Lease, PlanAck, StepReport
@@ -128,3 +132,74 @@ def test_an_idle_sidecar_sleeps(serve: Make) -> None:
     before = cpu_ticks()
     time.sleep(1.0)
     assert cpu_ticks() - before <= 10  # hundredths of a second
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, train_verbs: Make, hello: Hello) -> Path:
+    """Trained for the engine of these tests."""
+    steps = truth.write(tmp_path / "steps.csv", truth.rows(batches=(1, 2, 4, 8)))
+    said = msgspec.structs.asdict(hello.fingerprint)
+    named = ",".join(f"{name}={value}" for name, value in said.items())
+    out = tmp_path / "bundle.zip"
+    assert train_verbs("train", "--step-times", steps, "--fingerprint", named, "--out", out) == 0
+    return out
+
+
+def test_a_bundle_is_what_an_engine_begins_with(
+    serve: Make, engines: Make, run_verb: Make, hello: Hello, bundle: Path, tmp_path: Path
+) -> None:
+    """It is said in the log, in the status and in the recording; another engine's is refused in one line."""
+    process = serve("--bundle", str(bundle), "--record", str(tmp_path / "rec"))
+    assert process.ready["prior"].startswith("bundle.zip (")
+    engine = engines(process.ready["telemetry"])
+    engine.send(hello)
+    other = engines(process.ready["telemetry"], "gpu1")
+    fingerprint = msgspec.structs.replace(hello.fingerprint, target="another")
+    other.send(msgspec.structs.replace(hello, fingerprint=fingerprint))
+    for one in (engine, other):
+        assert isinstance(one.receive(DEADLINE_S), Plan)
+    status = run_verb("policy", "status").stdout
+    assert "a model of this very engine" in status
+    assert "not used: made for target 't', this is 'another'" in status
+    assert process.stop() == 0
+    log = process.stderr.read_text()
+    assert "engine gpu0: prior: bundle.zip" in log
+    assert "engine gpu1: prior: bundle.zip" in log
+    prior = read_recording(tmp_path / "rec").started.priors[0]
+    assert prior.cost is not None
+    assert prior.fingerprint == hello.fingerprint
+
+
+def test_what_is_no_bundle_is_refused(run_verb: Make, bundle: Path, tmp_path: Path) -> None:
+    """Missing, cut, changed, a foreign archive, text: one line that names the file, exit code 2."""
+    content = bundle.read_bytes()
+    changed = bytearray(content)
+    changed[len(content) // 2] ^= 1
+    foreign = io.BytesIO()
+    with zipfile.ZipFile(foreign, "w") as archive:
+        archive.writestr("model.pkl", b"cos\nsystem\n")
+    path = tmp_path / "given.zip"
+    for wrong in (b"", content[:-100], bytes(changed), foreign.getvalue(), b"hello"):
+        if wrong:
+            path.write_bytes(wrong)
+        done = run_verb("serve", "--bundle", str(path), "--metrics-port", "0")
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert "given.zip" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--device", "h100"], "--target-config: needs --device"),
+        (["--bundle", "b.zip", "--device", "h100"], "--bundle: excludes"),
+        (["--bundle-group", "a"], "--bundle-group: needs --bundle"),
+        (["--target-config", "none.json", "--device", "h10"], "did you mean 'h100'"),
+    ],
+)
+def test_priors_that_make_no_sense_are_refused(run_verb: Make, args: list[str], said: str) -> None:
+    """One line, exit code 2."""
+    done = run_verb("serve", *args)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr

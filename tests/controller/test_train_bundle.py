@@ -232,13 +232,14 @@ def test_a_recording_trains_too(
     assert found["rows"] == number - 3, "warm-up steps teach nothing"
     assert found["cv_mape_all"] < 0.1
     bundle = read_bundle(out)
-    assert bundle.manifest.fingerprint == hello.fingerprint
+    assert bundle.manifest.fingerprint == bundle.manifest.groups[0].fingerprint == hello.fingerprint
+    assert bundle.manifest.coverage == {"chat": 1.0}
     # Each K = 2 or 4 step kept 0, 1 or 2 of its drafts.
     reached = sum(batch for batch in (1, 2, 3, 4, 6, 8) for _ in range(6)) - 2 * 8
     accepted = sum(batch for batch in (1, 2, 3, 4, 6, 8) for _ in range(4)) - 2 * 8
     assert bundle.manifest.acceptance["chat"][0] == pytest.approx(accepted / reached)
     cells = shapes(np.array([4.0]), np.array([2.0]), mean_context=100.0)
     cost = bundle.step_cost(0)
-    planned = cost.verify_at(12, float(cells.context[0])) + cost.draft_at(2, 4)
+    planned = cost.verify_at(12, float(cells.context[0])) + cost.draft_at(2, 4) + cost.other_at(4)
     assert planned == pytest.approx(truth.true_ms(4, 2) / 1e3, rel=0.05)
     assert cost.draft_at(2, 4) == pytest.approx(0.1 * truth.true_ms(4, 2) / 1e3, rel=0.3)

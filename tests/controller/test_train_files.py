@@ -10,6 +10,7 @@ import pytest
 import train_truth as truth
 
 from steersman_controller.train import reduction
+from steersman_controller.train.bundle import read_bundle
 from steersman_controller.train.step_times import Source, read_step_times
 from steersman_controller.train.table_file import TableFile, database
 
@@ -291,3 +292,64 @@ def test_a_bad_acceptance_file_is_one_line(
     accepted = truth.write(tmp_path / "acceptance.csv", table)
     assert train_verbs("train", "--step-times", steps, "--acceptance", accepted) == 2
     assert line in capsys.readouterr().err
+
+
+def bench_result(batch: int, k: int, **more: Any) -> dict[str, Any]:
+    """A run as `vllm bench serve --save-result` writes it, shortened."""
+    seconds = truth.true_ms(batch, k) / 1e3
+    found = {
+        "date": "20260101-000000",
+        "model_id": "m",
+        "num_prompts": 100,
+        "max_concurrency": batch,
+        "output_throughput": batch * truth.tokens_per_step(k) / seconds,
+        "mean_itl_ms": 1e3 * seconds,
+        "median_itl_ms": 1e3 * seconds,
+        "input_lens": [100, 200],
+    }
+    if k:
+        found |= {
+            "spec_decode_acceptance_rate": 50.0,
+            "spec_decode_num_drafts": 1000,
+            "spec_decode_draft_tokens": 1000 * k,
+            "spec_decode_per_position_acceptance_rates": [0.7 ** (j + 1) for j in range(k)],
+        }
+    return found | more
+
+
+@pytest.mark.parametrize("form", ["lines", "folder"])
+def test_results_of_vllm_bench_serve_are_step_times(
+    tmp_path: Path, train_verbs: Run, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """A run each of several concurrencies and K: step time, K, acceptance, and the runs without a drafter."""
+    runs = [bench_result(batch, k) for batch in (1, 2, 4, 8, 16, 32) for k in (0, 1, 3)]
+    given, out = tmp_path / ("runs.json" if form == "lines" else "runs"), tmp_path / "bundle.zip"
+    if form == "lines":
+        given.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    else:
+        given.mkdir()
+        for number, run in enumerate(runs):
+            (given / f"{number:02}.json").write_text(json.dumps(run))
+    assert train_verbs("train", "--step-times", given, "--out", out, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] == len(runs)
+    bundle = read_bundle(out)
+    assert bundle.manifest.acceptance[""] == pytest.approx((0.7, 0.7, 0.7))
+    cost = bundle.step_cost(0)
+    for batch, k in ((2, 1), (8, 3), (32, 3)):
+        planned = cost.verify_at(batch * (k + 1), 0.0) + cost.draft_at(k, batch)
+        assert planned == pytest.approx(truth.true_ms(batch, k) / 1e3, rel=0.08)
+    assert bundle.table(0, "no_drafter_s")[0] == pytest.approx(
+        [truth.true_ms(batch, 0) / 1e3 for batch in bundle.manifest.groups[0].batches], rel=0.15
+    )
+
+
+def test_a_run_that_says_no_concurrency_is_refused(
+    tmp_path: Path, train_verbs: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run at a request rate has no batch size: one line names the row and the column."""
+    path = tmp_path / "runs.jsonl"
+    runs = [bench_result(4, 1), bench_result(4, 2, max_concurrency=None)]
+    path.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    assert train_verbs("train", "--step-times", path, "--out", tmp_path / "b.zip") == 2
+    assert "row 2, column batch_size is empty, allowed is a whole number from 1" in capsys.readouterr().err

@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import train_truth as truth
 
 from steersman_controller.train.bundle import read_bundle
 from steersman_controller.train.cells import Cells, shapes
+from steersman_controller.train.crossover import best_k
 from steersman_controller.train.devices import BANDWIDTH_SHARE, DEVICES
 from steersman_controller.train.model_shape import ModelShape, shape_of
 from steersman_controller.train.operator_tables import ComposedForward, OperatorTables
@@ -239,6 +241,75 @@ def test_operators_compose_to_a_forward(tmp_path: Path) -> None:
         tables.allreduce_s(1024.0, 4)
     with pytest.raises(ValueError, match=r"no file \*other\*_gemm.csv"):
         OperatorTables(tmp_path, "other")
+
+
+MOE: dict[str, Any] = {
+    **LLAMA_8B,
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "num_experts": 64,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1024,
+}
+
+
+def test_with_experts_the_best_k_may_rise_with_the_batch(
+    tmp_path: Path, train_verbs: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alone, each draft token makes the device read more experts; in a larger batch they are all read anyway.
+    A dense model of the same kind hardly differs."""
+    drafter = tmp_path / "drafter.json"
+    drafter.write_text(json.dumps({**LLAMA_1B, "num_hidden_layers": 1, "vocab_size": 32000}))
+    shares = [{"segment": "chat", "position": j, "acceptance": 0.7} for j in range(1, 9)]
+    acceptance = truth.write(tmp_path / "acceptance.csv", shares)
+    best: dict[str, dict[int, int]] = {}
+    dense = {key: value for key, value in MOE.items() if "expert" not in key and "moe" not in key}
+    for name, sizes in (("moe", MOE), ("dense", dense)):
+        config, out = tmp_path / f"{name}.json", tmp_path / f"{name}.zip"
+        config.write_text(json.dumps(sizes))
+        args = ["--target-config", config, "--drafter-config", drafter, "--device", "h100"]
+        assert train_verbs("train", *args, "--acceptance", acceptance, "--out", out) == 0
+        bundle = read_bundle(out)
+        ks = best_k(bundle, 0, bundle.manifest.acceptance["chat"])[0].tolist()
+        best[name] = dict(zip(bundle.manifest.groups[0].batches, ks, strict=True))
+    assert best["moe"][32] >= best["moe"][2] + 3
+    assert best["dense"][32] <= best["dense"][2] + 1
+    capsys.readouterr()
+
+
+def test_experts_are_composed_of_their_own_table(tmp_path: Path) -> None:
+    """A layer takes attention, its router and what was measured for its experts, the mean over distributions.
+    Sizes that are not in the table are refused."""
+    write_operators(tmp_path)
+    sizes = {"hidden_size": 1024, "inter_size": 512, "topk": 4, "num_experts": 1024, "moe_tp_size": 1}
+    rows = [
+        {
+            "moe_dtype": "bfloat16",
+            **sizes,
+            "moe_ep_size": 1,
+            "num_tokens": n,
+            "latency_ms": ms,
+        }
+        for n in (1, 4, 16, 64)
+        for ms in (0.02 * n, 0.04 * n)
+    ]
+    shape = ModelShape(1024, 4, 8, 2, 128, 4096, 16384, 2.0, 2.0, 1024, 4, 512, dense_layers=1)
+    with pytest.raises(ValueError, match=r"no file \*toy100\*_moe.csv"):
+        ComposedForward(OperatorTables(tmp_path, "toy100"), shape, DEVICES["h100"])
+    truth.write(tmp_path / "x_toy100_moe_small.csv", rows)
+    tables = OperatorTables(tmp_path, "toy100")
+    forward = ComposedForward(tables, shape, DEVICES["h100"])
+    dense = ComposedForward(tables, SMALL, DEVICES["h100"])
+    state = {"sequences": 16.0, "context_tokens": 16.0 * 1024.0, "prefill_tokens": 0.0}
+    saved = 3 * dense._mlp_s(16.0, 4096) + 4 * (dense._elementwise_s(16.0) - forward._elementwise_s(16.0))
+    added = 3 * (16 * 0.03e-3 + tables.gemm_s(16.0, 1024, 1024))
+    expected = dense.seconds(tokens=16.0, **state) - saved + added
+    assert forward.seconds(tokens=16.0, **state) == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(ValueError, match=r"no experts of .*8, 1024, 1.*, it has .*4, 1024, 1"):
+        ComposedForward(tables, msgspec.structs.replace(shape, experts_per_token=8), DEVICES["h100"])
 
 
 def test_deployments_are_compared_and_corrected_on_other_batch_sizes(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 import simpy
 import zmq
 
+from steersman_controller.belief.prior import CostPrior, Prior
 from steersman_controller.events import ControllerConfig, Event, PolicySet, Received, Started, Ticked
 from steersman_controller.sidecar.config import PolicyChoice, SidecarConfig
 from steersman_controller.sidecar.metrics import Metrics
@@ -76,6 +77,7 @@ def through_server(events: list[Event], folder: Path) -> tuple[list[Plan], dict[
         epoch=first.epoch,
         version=first.version,
         metrics=Metrics(first.version, lambda: 0.0),
+        priors=first.priors,
     )
     engines = Engines(config.telemetry)
     try:
@@ -136,6 +138,20 @@ def test_a_replay_makes_the_plans_of_the_run_itself(stream):
     """What the world's own controller planned is planned again."""
     recorded = [event.plan for event in stream if isinstance(event, Ticked) and event.plan is not None]
     assert through_simulator(stream)[0] == recorded
+
+
+PRIOR = Prior(
+    "a bundle",
+    cost=CostPrior((1, 8, 9, 200), (0.03, 0.05, 0.07, 0.5), 2e-6, 0.0, (0.0, 2e-4, 0.0, 1e-4)),
+    acceptance={"edit": (0.9, 0.95), "chat": (0.3, 0.2)},
+    coverage={"edit": 0.9},
+)
+
+
+def test_a_prior_reaches_both_alike(stream, tmp_path):
+    """A sidecar and a simulator that began with the same prior plan alike, and not as without it."""
+    first = msgspec.structs.replace(stream[0], priors=(PRIOR,))
+    assert assert_parity([first, *stream[1:]], tmp_path) != through_simulator(stream)[0]
 
 
 def test_one_missing_report_is_noticed(stream):

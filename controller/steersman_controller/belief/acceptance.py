@@ -34,7 +34,8 @@ from steersman_controller.belief.evidence import (
     EvidenceState,
     Positions,
 )
-from steersman_policies.units import MAX_SEGMENTS
+from steersman_controller.belief.prior import GUESSED_DRAFTS, Prior
+from steersman_policies.units import MAX_SEGMENTS, UNKNOWN_SEGMENT
 from steersman_policies.view import SegmentBelief
 
 KEEP_DOUBTED = 1.0 / 64.0
@@ -64,8 +65,9 @@ class AcceptanceState(Struct):
 class Acceptance:
     """Learns from chunks of steps. Only `learn`, `doubt`, `free` and `settle` change what is believed."""
 
-    def __init__(self, k_max: int) -> None:
+    def __init__(self, k_max: int, prior: Prior | None = None) -> None:
         self.k_max = k_max
+        self.prior = prior
         self.evidence = Evidence(k_max)
         contexts = self.evidence.state.by_context.shape[2]
         self.state = AcceptanceState(
@@ -163,8 +165,15 @@ class Acceptance:
         by_context = self.evidence.by_context()
         offered, by_k = self.evidence.by_k()
         engine, coverage = _engine(by_context, sums, fleet)
-        mean, weight = _means(by_context, presence, engine)
-        share = _refined(coverage.mean, min(coverage.weight, STRENGTH_ENGINE), sums[DRAFTED], sums[ASKED])[0]
+        expected = None if self.prior is None else _expected(self.prior, rows, self.k_max)
+        mean, weight = _means(by_context, presence, engine, expected)
+        leaning = (
+            np.full(MAX_SEGMENTS, coverage.mean),
+            np.full(MAX_SEGMENTS, min(coverage.weight, STRENGTH_ENGINE)),
+        )
+        if self.prior is not None:
+            leaning = _expected_coverage(self.prior, rows, leaning, sums[ASKED])
+        share = _refined(*leaning, sums[DRAFTED], sums[ASKED])[0]
         drafted_share = _drafted_share(offered)
         worth = _worth(sums) / burstiness
         low, high = _interval(mean, weight, _worth(sums)[:, None] / _burstiness(by_context, burstiness))
@@ -216,9 +225,45 @@ def _refined(
     return np.minimum((weight * mean + successes) / total, 1.0), total
 
 
-def _means(by_context: Positions, presence: Array, engine: Estimate) -> tuple[Array, Array]:
+def _expected(prior: Prior, rows: Mapping[str, int], k_max: int) -> Positions:
+    """What a prior counts for, by row and position: drafts that it has not seen, but believes in."""
+    reached, accepted = np.zeros((MAX_SEGMENTS, k_max)), np.zeros((MAX_SEGMENTS, k_max))
+    for name, row in rows.items():
+        shares = prior.acceptance.get(name) or prior.acceptance.get(UNKNOWN_SEGMENT)
+        if shares is None:
+            continue
+        drafts = prior.drafts if name in prior.acceptance else min(prior.drafts, GUESSED_DRAFTS)
+        mean = np.array(shares[:k_max])
+        reached[row, : len(mean)] = drafts * np.cumprod(np.append(1.0, mean[:-1]))
+        accepted[row, : len(mean)] = mean * reached[row, : len(mean)]
+    return Positions(reached, accepted)
+
+
+def _expected_coverage(
+    prior: Prior, rows: Mapping[str, int], leaning: tuple[Array, Array], asked: Array
+) -> tuple[Array, Array]:
+    """Coverage to lean on, by row, and its weight: a prior's where it has one."""
+    mean, weight = leaning
+    for name, row in rows.items():
+        share = prior.coverage.get(name, prior.coverage.get(UNKNOWN_SEGMENT))
+        if share is not None:
+            mean[row], weight[row] = share, _stepping_aside(np.array(prior.drafts), asked[row])
+    return mean, weight
+
+
+def _stepping_aside(drafts: Array, seen: Array) -> Array:
+    """What is left of a prior's weight beside that of what was seen: half of it beside as much."""
+    return np.asarray(drafts**2 / np.maximum(drafts + seen, 1e-300))
+
+
+def _means(
+    by_context: Positions, presence: Array, engine: Estimate, expected: Positions | None = None
+) -> tuple[Array, Array]:
     """Acceptance by segment and position over the contexts that are present, and the weight behind it."""
     reached, accepted = by_context.reached.sum(axis=1), by_context.accepted.sum(axis=1)
+    if expected is not None:
+        left = _stepping_aside(expected.reached, reached) / np.maximum(expected.reached, 1e-300)
+        reached, accepted = reached + left * expected.reached, accepted + left * expected.accepted
     pooled, weight = _refined(
         engine.mean, min(engine.weight, STRENGTH_ENGINE), accepted.sum(axis=1), reached.sum(axis=1)
     )

@@ -21,6 +21,7 @@ from steersman_controller.belief.cost import CostModel, CostState
 from steersman_controller.belief.decay import Decay, DecayState
 from steersman_controller.belief.estimate import PRIOR, Estimate
 from steersman_controller.belief.load import LoadState, RecentLoad
+from steersman_controller.belief.prior import Prior
 from steersman_controller.belief.steps import Sight
 from steersman_controller.belief.tally import Tally
 from steersman_controller.belief.watch import Watch, WatchState
@@ -72,7 +73,7 @@ class BeliefState(Struct):
 class Belief:
     """Learns from the reports of one engine."""
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: Hello, prior: Prior | None = None) -> None:
         self.k_max = hello.k_max
         self.tally = Tally(hello.k_max)
         """Everything counted since this process began, what does not train included."""
@@ -89,8 +90,8 @@ class Belief:
         self._filled = 0
         """In the present block."""
         self._load = RecentLoad()
-        self._acceptance = Acceptance(hello.k_max)
-        self._cost = CostModel(hello)
+        self._acceptance = Acceptance(hello.k_max, prior)
+        self._cost = CostModel(hello, None if prior is None else prior.cost)
         self._watch = Watch(
             np.array([BURSTY_DRAFTS] * 2 * MAX_SEGMENTS + [BURSTY_SECONDS] * self._cost.verify.intervals)
         )

@@ -7,7 +7,8 @@ from msgspec import Struct
 
 from steersman_controller.belief.arrays import BLOCK_STEPS, Array, Counts, Mask, fades
 from steersman_controller.belief.columns import Columns
-from steersman_controller.belief.fit import FitState, Line, Rows, predictions
+from steersman_controller.belief.fit import TRUSTED_ROWS, FitState, Line, Rows, predictions
+from steersman_controller.belief.prior import CostPrior
 from steersman_controller.belief.steps import (
     DRAFT,
     OTHER,
@@ -22,9 +23,9 @@ from steersman_controller.belief.steps import (
     log_ratio,
     phases,
 )
-from steersman_controller.belief.verify import ASSUMED_S, KNEE_TOKENS, UNITS, Curve, VerifyCost
+from steersman_controller.belief.verify import ASSUMED_S, UNITS, Curve, VerifyCost
 from steersman_policies.messages import CONTEXT_EDGES_TOKENS, Hello
-from steersman_policies.view import StepCost
+from steersman_policies.view import Row, StepCost
 
 KEEP_ERROR = 0.95
 """Kept of the running errors at each step."""
@@ -36,6 +37,9 @@ ENOUGH = 40
 """Steps in an interval before it has bounds of its own; the others share theirs."""
 
 KEEP_DOUBTED = 1.0 / 32.0
+
+PRIOR_ROWS = 2.0
+"""Steps that a prior's drafting counts for, at each of four ends of its range."""
 
 FADE = 0.9984
 """Kept after a full block, so that an interval that is never visited again is forgotten in the end."""
@@ -80,21 +84,28 @@ class CostState(Struct):
 class CostModel:
     """Learns from chunks of steps. Its predictions change when it settles; its tables are up to date."""
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: Hello, prior: CostPrior | None = None) -> None:
         self.max_batch = max(hello.max_batch, 1)
         self.k_max = hello.k_max
-        self.verify = VerifyCost(self.max_batch * (self.k_max + 1))
+        self.prior = prior
+        self._bounded: Array | None = None
+        """Bounds by interval as of the last settling; None: not computed yet."""
+        self.verify = VerifyCost(self.max_batch * (self.k_max + 1), prior)
         # Features: asked at all, requests asked, depth, depth x requests (in hundreds). Until it is
         # seen, a draft token is believed to cost a fiftieth of a forward.
         self.draft = Line(prior=(0.0, 0.0, ASSUMED_S / 50.0, 0.0), strength=(0.02, 0.02, 0.02, 0.02))
         # Features: a step at all, decode requests (in hundreds).
         self.other = Line(prior=(0.0, 0.0), strength=(1e-3, 0.02))
+        curve = self.verify.curve()
+        if prior is not None:
+            self._expect(prior)
+            curve.scale_s = self.verify.assumed_s if prior.is_level_known else 0.0
         intervals = self.verify.intervals
         self.state = CostState(
             verify=self.verify.fit.state,
             draft=self.draft.state,
             other=self.other.state,
-            solution=Solution(self.verify.curve(), self.draft.prior, self.other.prior),
+            solution=Solution(curve, self.draft.prior, self.other.prior),
             compared=np.zeros((2, intervals, WIDTH)),
             interval=np.zeros(BLOCK_STEPS, np.int64),
             rows=np.zeros((BLOCK_STEPS, WIDTH)),
@@ -117,8 +128,18 @@ class CostModel:
         return self.state.first_after_switch_s
 
     @property
+    def level(self) -> float:
+        """By what factor steps last longer than the prior says: the first forward gives it where it was not
+        known, and it holds for all phases alike."""
+        assumed_s = self.verify.assumed_s
+        return 1.0 if self.prior is None else (self.state.solution.curve.scale_s or assumed_s) / assumed_s
+
+    @property
     def relative_error(self) -> float:
-        """Typical |predicted - actual| / actual of recent steps; 1.0 before there is any evidence."""
+        """Typical |predicted - actual| / actual of recent steps; before there is any evidence that of a prior
+        whose level is known, else 1.0."""
+        if self.prior is not None and self.prior.is_level_known and self.state.errors[-1, 1] == 0.0:
+            return self.prior.relative_error
         return self.errors()["step"].relative
 
     def errors(self) -> dict[Phase, PredictionError]:
@@ -137,7 +158,13 @@ class CostModel:
         teaches = chunk.trains & (chunk.target_tokens > 0.0)
         steps = np.flatnonzero(teaches)
         if len(steps) and self.state.solution.curve.scale_s == 0.0:
-            self._start(float(chunk.target_tokens[steps[0]]), float(chunk.seconds[1, steps[0]]))
+            first = steps[0]
+            self._start(
+                float(chunk.target_tokens[first]),
+                float(chunk.context_tokens[first]),
+                float(chunk.prefill_tokens[first]),
+                float(chunk.seconds[1, first]),
+            )
         pick = steps if len(steps) < chunk.steps else slice(None)
         interval, rows = self._rows(
             chunk.target_tokens[pick],
@@ -182,11 +209,13 @@ class CostModel:
         fits = (self.verify.fit, self.draft, self.other)
         grams = [fit.gram(block) for fit, block in zip(fits, blocks, strict=True)]
         state.solution = self._solved(grams)
+        trusted = self.verify.fit.state.seen >= TRUSTED_ROWS
         grams[0] *= FADE ** (state.filled / BLOCK_STEPS)
         for fit, block, gram in zip(fits, blocks, grams, strict=True):
             fit.settle(block, gram)
         state.compared[0] = self._coefficients(state.solution)
-        relative = self._note_errors()
+        relative = self._note_errors(trusted)
+        self._bounded = None
         state.filled = 0
         return relative
 
@@ -199,6 +228,7 @@ class CostModel:
         for part in (self.verify.fit, self.draft, self.other):
             part.doubt(KEEP_DOUBTED)
         self.state.logs_seen[:] = 0
+        self._bounded = None
 
     def predict(
         self,
@@ -232,19 +262,15 @@ class CostModel:
         """By what factors of its prediction a step of so many tokens may last: its 90 % interval.
 
         The empirical quantiles of recent prequential errors, corrected for their number (split conformal).
-        (0, inf) before there are `ENOUGH`.
+        Before there are `ENOUGH` what a prior says whose level is known, else (0, inf).
         """
-        state = self.state
-        interval = int(self.verify.interval(np.array([target_tokens]))[0])
-        kept = np.minimum(state.logs_seen, RECENT)
-        if kept[interval] >= ENOUGH:
-            found = np.sort(state.logs[interval, : kept[interval]])
-        else:
-            found = np.sort(np.concatenate([state.logs[i, :n] for i, n in enumerate(kept.tolist())]))
-        if len(found) < ENOUGH:
-            return 0.0, float("inf")
-        rank = int(0.05 * (len(found) + 1))
-        return float(np.exp(found[rank - 1])), float(np.exp(found[len(found) - rank]))
+        low, high = self._bounds()[self.verify.interval(np.array([target_tokens]))[0]].tolist()
+        return low, high
+
+    def half_intervals(self) -> Row:
+        """Half the width of `bounds` at each point of the grid; empty before anything is known of it."""
+        low, high = self._bounds()[self.verify.interval(self.verify.grid)].T
+        return tuple((0.5 * (high - low)).tolist()) if np.isfinite(high).all() else ()
 
     def compile(self, prefill_tokens: float) -> StepCost:
         """The tables for a planner; `prefill_tokens`: the usual number in a step that carries prefill."""
@@ -266,7 +292,7 @@ class CostModel:
         draft_s = predictions(solution.draft, rows[:, DRAFT]).reshape(-1, len(requests))
         other_s = predictions(solution.other, rows[: len(requests), OTHER])
         return StepCost(
-            tokens_grid=tuple(int(knot) for knot in self.verify.knots),
+            tokens_grid=tuple(int(point) for point in self.verify.grid),
             context_grid_tokens=contexts,
             prefill_grid_tokens=prefills,
             verify_s=tuple(tuple(map(tuple, plane.tolist())) for plane in planes),
@@ -276,18 +302,61 @@ class CostModel:
             other_s=tuple((other_s + per_request * np.array(requests)).tolist()),
             relative_error=self.relative_error,
             first_after_switch_s=max(self.first_after_switch_s, 0.0),
+            half_interval=self.half_intervals(),
         )
 
     def restore(self, state: CostState) -> None:
         """Continue from a snapshot of an engine of the same size."""
         self.state = state
+        self._bounded = None
         self.verify.fit.state, self.draft.state, self.other.state = state.verify, state.draft, state.other
 
-    def _start(self, tokens: float, verify_s: float) -> None:
+    def _expect(self, prior: CostPrior) -> None:
+        """Lean on what a prior says of drafting and of the rest of a step."""
+        depth, requests = (
+            np.array(ends) for ends in ((1.0, 1.0, self.k_max, self.k_max), (1.0, self.max_batch) * 2)
+        )
+        rows = np.zeros((4, WIDTH))
+        host_features(rows, depth, requests, requests)
+        once, per_request, per_depth, per_token = prior.draft_s
+        self.draft.expect(
+            (once, 100.0 * per_request, per_depth, 100.0 * per_token), rows[:, DRAFT], PRIOR_ROWS
+        )
+        if any(prior.other_s):
+            self.other.expect((prior.other_s[0], 100.0 * prior.other_s[1]), rows[:, OTHER], PRIOR_ROWS)
+
+    def _start(self, tokens: float, context_tokens: float, prefill_tokens: float, verify_s: float) -> None:
         """Take the first forward for the size of all of them."""
         curve = self.state.solution.curve
-        curve.scale_s = max(verify_s, 1e-6) * (KNEE_TOKENS + 1.0) / (KNEE_TOKENS + tokens)
+        _, rows = self._rows(
+            *(np.array([n]) for n in (tokens, context_tokens, prefill_tokens, 0.0, 0.0, 0.0))
+        )
+        expected = float((self.verify.coefficients(curve)[0, 2:] * rows[0, 2 : VERIFY.stop]).sum())
+        shape = self.verify.shape_at(tokens) + expected / self.verify.assumed_s
+        curve.scale_s = max(verify_s, 1e-6) / shape
         self.state.compared[0] = self._coefficients(self.state.solution)
+
+    def _bounds(self) -> Array:
+        """Low and high by interval."""
+        if self._bounded is None:
+            state = self.state
+            kept = np.minimum(state.logs_seen, RECENT).tolist()
+            found = [state.logs[interval, :number] for interval, number in enumerate(kept)]
+            shared = self._quantiles(np.concatenate(found))
+            self._bounded = np.array(
+                [self._quantiles(logs) if len(logs) >= ENOUGH else shared for logs in found]
+            )
+        return self._bounded
+
+    def _quantiles(self, logs: Array) -> tuple[float, float]:
+        if len(logs) < ENOUGH:
+            prior = self.prior
+            known = prior is not None and prior.is_level_known and len(prior.interval) == 2
+            return (prior.interval[0], prior.interval[1]) if prior is not None and known else (0.0, np.inf)
+        # The k-th smallest of n lies below the next one with probability k / (n + 1).
+        at = 0.05 * (len(logs) + 1) - 1.0
+        low, high = np.interp((at, len(logs) - 1.0 - at), np.arange(len(logs)), np.sort(logs))
+        return float(np.exp(low)), float(np.exp(high))
 
     def _rows(
         self,
@@ -300,8 +369,7 @@ class CostModel:
     ) -> tuple[Counts, Array]:
         """Interval and features of steps."""
         rows = np.empty((len(target_tokens), WIDTH))
-        interval = self.verify.interval(target_tokens)
-        self.verify.features(rows, interval, target_tokens, context_tokens)
+        interval = self.verify.features(rows, target_tokens, context_tokens)
         rows[:, 3] = decode_requests / UNITS[1]
         rows[:, 4] = prefill_tokens / UNITS[2]
         rows[:, 5] = prefill_tokens > 0.0
@@ -332,10 +400,11 @@ class CostModel:
             fits = (self.verify.fit, self.draft, self.other)
             grams = [fit.gram(block) for fit, block in zip(fits, self._block(), strict=True)]
         verify, draft, other = grams
+        scale_s = self.state.solution.curve.scale_s
         return Solution(
-            self.verify.solved(verify, self.state.solution.curve.scale_s),
-            self.draft.solved(draft),
-            self.other.solved(other),
+            self.verify.solved(verify, scale_s),
+            self.draft.solved(draft, self.level),
+            self.other.solved(other, self.level),
         )
 
     def _coefficients(self, solution: Solution) -> Array:
@@ -344,7 +413,7 @@ class CostModel:
         out[:, DRAFT], out[:, OTHER] = solution.draft, solution.other
         return out
 
-    def _note_errors(self) -> Array:
+    def _note_errors(self, trusted: Mask) -> Array:
         state = self.state
         first = int(state.steps == state.filled)  # nobody can predict the very first step
         now = slice(first, state.filled)
@@ -355,8 +424,10 @@ class CostModel:
             state.errors *= KEEP_ERROR**number
             state.errors += np.stack([(wrong * weight).sum(axis=0), (actual * weight).sum(axis=0)], axis=1)
         logs = log_ratio(actual[:, 3], predicted[:, 3])
-        for interval in np.unique(state.interval[now]).tolist():
-            mine = logs[state.interval[now] == interval]
+        # What a prediction with hardly any step behind it was wrong by says nothing about the next ones.
+        tells = trusted[state.interval[now]]
+        for interval in np.unique(state.interval[now][tells]).tolist():
+            mine = logs[tells & (state.interval[now] == interval)]
             at = (state.logs_seen[interval] + np.arange(len(mine))) % RECENT
             state.logs[interval, at] = mine
             state.logs_seen[interval] += len(mine)

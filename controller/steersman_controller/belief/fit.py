@@ -111,12 +111,21 @@ class Line(Fit):
         super().__init__(1, len(prior))
         self.prior = np.array(prior)
         self.strength = np.array(strength)
+        self._behind = np.zeros((len(prior) + 1, len(prior) + 1))
 
-    def solved(self, gram: Array) -> Array:
-        """The coefficients that fit best to what `Fit.gram` says."""
-        found = gram[0]
-        normal = found[:-1, :-1] + np.diag(self.strength)
-        wanted = found[:-1, -1] + self.strength * self.prior
+    def expect(self, coefficients: Sequence[float], rows: Array, weight: float) -> None:
+        """From now on lean on these coefficients, as if each of the rows had been seen `weight` times."""
+        self.prior = np.array(coefficients)
+        base = np.maximum(predictions(self.prior, rows), SMALLEST_S)
+        relative = np.column_stack([rows, predictions(self.prior, rows)]) / base[:, None]
+        self._behind = weight * relative.T @ relative
+
+    def solved(self, gram: Array, level: float = 1.0) -> Array:
+        """The coefficients that fit best to what `Fit.gram` says; `level`: by what factor of itself the prior
+        is meant."""
+        found, behind = gram[0], self._behind
+        normal = found[:-1, :-1] + behind[:-1, :-1] / level**2 + np.diag(self.strength)
+        wanted = found[:-1, -1] + behind[:-1, -1] / level + self.strength * self.prior * level
         return solve_non_negative(normal, wanted, range(len(self.prior)))
 
 

@@ -2,9 +2,10 @@
 
 A piecewise-linear curve over the tokens in the forward (a knot at each small number of them, then at
 powers of two and half way between) plus linear terms for the context that is read, the requests in the
-batch and the prefill among the tokens. The curve is expressed as a ratio to a physics shape (a constant
-for the weights, a slope for the arithmetic): where nothing was measured the ratio of the neighbours
-continues, so early predictions are finite and monotone and gaps interpolate sensibly.
+batch and the prefill among the tokens. The curve is expressed as a ratio to a shape: a prior's, with the
+jumps that were measured, else a physical one (a constant for the weights, a slope for the arithmetic).
+Where nothing was measured the ratio of the neighbours continues, so early predictions are finite and gaps
+interpolate sensibly.
 
 What was measured need not be monotone: on a CPU five tokens can take less than one, which goes through
 another kernel. Held monotone, the curve would have hidden the cheapest proposals there.
@@ -18,6 +19,7 @@ from msgspec import Struct
 
 from steersman_controller.belief.arrays import Array, Counts, added_up
 from steersman_controller.belief.fit import Fit, solve_non_negative
+from steersman_controller.belief.prior import CostPrior
 
 ASSUMED_S = 0.02
 """A forward over one token, before anything was seen."""
@@ -46,6 +48,10 @@ RIDGE = 0.02
 LEVEL = 1e-3
 """Pseudo-rows that pull the first ratio to 1: keeps the system regular before the first report."""
 
+PRIOR_ROUGHNESS = 0.5
+PRIOR_LEVEL = 0.02
+"""The same for the shape of a prior, and at every knot where its level is known."""
+
 FADE = 0.9996
 """Kept at every settling, so that an interval that is never visited again is forgotten in the end."""
 
@@ -62,39 +68,54 @@ class Curve(Struct):
 class VerifyCost:
     """The features of a forward, and the curve that fits to them."""
 
-    def __init__(self, largest_tokens: int) -> None:
+    def __init__(self, largest_tokens: int, prior: CostPrior | None = None) -> None:
         knots = list(range(1, SINGLE_TOKENS + 1))
         while knots[-1] < max(largest_tokens, 1024):
             knots += [knots[-1] * 3 // 2, knots[-1] * 2]
         self.knots = np.array(knots, np.float64)
         self.intervals = len(knots) - 1
-        self.shape = (KNEE_TOKENS + self.knots) / (KNEE_TOKENS + 1.0)
+        self.grid, seconds = _physical(self.knots) if prior is None else _expected(self.knots, prior)
+        """Where the shape bends: the knots, and what a prior has between them."""
+        self.assumed_s = ASSUMED_S if prior is None else float(seconds[0])
+        """A forward over one token, before anything was seen."""
+        self.shape = seconds / seconds[0]
+        gaps = self.knots.searchsorted(self.grid[:-1], side="right") - 1
+        self._interval: Counts = np.minimum(gaps, self.intervals - 1)
+        # The ratio at both ends of a gap of the grid, as shares of the two knots around the gap.
+        width = np.diff(self.knots)[self._interval]
+        start, end = (
+            (self.grid[at] - self.knots[self._interval]) / width for at in (slice(-1), slice(1, None))
+        )
+        self._start = np.stack([self.shape[:-1] * (1.0 - start), self.shape[:-1] * start])
+        self._end = np.stack([self.shape[1:] * (1.0 - end), self.shape[1:] * end])
+        self._terms = _expected_terms(prior)
         self.fit = Fit(self.intervals, FEATURES)
-        self._prior = _prior(len(knots))
+        self._prior, self._wanted = _prior(len(knots), prior, self._terms)
         self._places = _places(self.intervals)
 
     def curve(self) -> Curve:
         """Before anything was seen."""
-        return Curve(np.ones(len(self.knots)), np.zeros(TERMS))
+        return Curve(np.ones(len(self.knots)), self._terms.copy())
 
     def interval(self, tokens: Array) -> Counts:
         """Between which two knots a forward lies; the first or last where it lies beyond."""
-        found = self.knots.searchsorted(tokens, side="right") - 1
-        return np.minimum(np.maximum(found, 0), self.intervals - 1)
+        return np.asarray(self._interval[self._gap(tokens)])
 
-    def features(self, into: Array, interval: Counts, tokens: Array, context_tokens: Array) -> None:
-        """Write the first three features of forwards into the columns of `into`."""
-        left, right = self.knots[interval], self.knots[interval + 1]
+    def features(self, into: Array, tokens: Array, context_tokens: Array) -> Counts:
+        """Write the first three features of forwards into the columns of `into`; the interval of each."""
+        gap = self._gap(tokens)
+        left, right = self.grid[gap], self.grid[gap + 1]
         part = np.maximum((tokens - left) / (right - left), 0.0)
-        into[:, 0] = (1.0 - part) * self.shape[interval]
-        into[:, 1] = part * self.shape[interval + 1]
+        into[:, 0] = (1.0 - part) * self._start[0, gap] + part * self._end[0, gap]
+        into[:, 1] = (1.0 - part) * self._start[1, gap] + part * self._end[1, gap]
         into[:, 2] = context_tokens / UNITS[0]
+        return np.asarray(self._interval[gap])
 
     def coefficients(self, curve: Curve) -> Array:
         """By interval: seconds by feature."""
         out = np.empty((self.intervals, FEATURES))
         out[:, 0], out[:, 1], out[:, 2:] = curve.ratios[:-1], curve.ratios[1:], curve.terms
-        return out * (curve.scale_s or ASSUMED_S)
+        return out * (curve.scale_s or self.assumed_s)
 
     def solved(self, gram: Array, scale_s: float) -> Curve:
         """The curve that fits best to what `Fit.gram` says."""
@@ -102,31 +123,70 @@ class VerifyCost:
         size = knots + TERMS + 1
         whole = added_up(self._places, gram.reshape(-1), size * size).reshape(size, size)
         # The features are without the scale, which makes the solution one in seconds.
-        whole[:-1] *= scale_s or ASSUMED_S
-        whole[:, :-1] *= scale_s or ASSUMED_S
-        normal, wanted = whole[:-1, :-1] + self._prior, whole[:-1, -1].copy()
-        wanted[0] += LEVEL
+        whole[:-1] *= scale_s or self.assumed_s
+        whole[:, :-1] *= scale_s or self.assumed_s
+        normal, wanted = whole[:-1, :-1] + self._prior, whole[:-1, -1] + self._wanted
         solution = solve_non_negative(normal, wanted, (knots, knots + 1))
         return Curve(np.maximum(solution[:knots], 1e-3), solution[knots:], scale_s)
 
     def curve_s(self, curve: Curve) -> Array:
-        """Seconds at every knot, without the terms."""
-        return (curve.scale_s or ASSUMED_S) * self.shape * curve.ratios
+        """Seconds at every point of the grid, without the terms."""
+        ratios = np.interp(self.grid, self.knots, curve.ratios)
+        return np.asarray((curve.scale_s or self.assumed_s) * self.shape * ratios)
 
     def terms_s(self, curve: Curve) -> list[float]:
         """Seconds per context token, per request, per prefill token, and for any prefill at all."""
-        found: list[float] = ((curve.scale_s or ASSUMED_S) * curve.terms / np.array(UNITS)).tolist()
+        found: list[float] = ((curve.scale_s or self.assumed_s) * curve.terms / np.array(UNITS)).tolist()
         return found
 
+    def shape_at(self, tokens: float) -> float:
+        """How many times as long as one over a single token a forward is expected to last."""
+        row = np.zeros((1, 3))
+        self.features(row, np.array([tokens]), np.zeros(1))
+        return float(row[0, 0] + row[0, 1])
 
-def _prior(knots: int) -> Array:
-    """Penalty on steps of the ratio from knot to knot, on its level, and on the terms."""
-    prior = np.diag([0.0] * knots + [RIDGE] * TERMS)
-    step = np.array([[ROUGHNESS, -ROUGHNESS], [-ROUGHNESS, ROUGHNESS]])
+    def _gap(self, tokens: Array) -> Counts:
+        found = self.grid.searchsorted(tokens, side="right") - 1
+        return np.minimum(np.maximum(found, 0), len(self.grid) - 2)
+
+
+def _physical(knots: Array) -> tuple[Array, Array]:
+    """Grid and seconds of a device that is known by nothing."""
+    return knots, KNEE_TOKENS + knots
+
+
+def _expected(knots: Array, prior: CostPrior) -> tuple[Array, Array]:
+    """Grid and seconds of a prior; beyond its last point it goes on as steeply as over its second half."""
+    theirs = np.array(prior.tokens_grid, np.float64)
+    seconds = np.maximum(np.array(prior.verify_s), 1e-6)
+    last = theirs[-1]
+    half = int(theirs.searchsorted(last / 2.0))
+    run = last - theirs[half]
+    slope = max((seconds[-1] - seconds[half]) / run, 0.0) if run else seconds[-1] / (KNEE_TOKENS + last)
+    grid = np.union1d(knots, theirs[(theirs >= knots[0]) & (theirs <= knots[-1])])
+    return grid, np.interp(grid, theirs, seconds) + slope * np.maximum(grid - last, 0.0)
+
+
+def _expected_terms(prior: CostPrior | None) -> Array:
+    """The terms of a prior, against its forward over one token."""
+    if prior is None:
+        return np.zeros(TERMS)
+    per_unit = np.array([prior.context_token_s, 0.0, prior.prefill_token_s, 0.0]) * np.array(UNITS)
+    return np.asarray(per_unit / max(prior.verify_s[0], 1e-6), np.float64)
+
+
+def _prior(knots: int, prior: CostPrior | None, terms: Array) -> tuple[Array, Array]:
+    """Penalty on steps of the ratio from knot to knot, on its level and on the terms; and what to."""
+    roughness = ROUGHNESS if prior is None else PRIOR_ROUGHNESS
+    level = np.zeros(knots)
+    level[0] = LEVEL
+    if prior is not None and prior.is_level_known:
+        level[:] = PRIOR_LEVEL
+    normal = np.diag([*level, *[RIDGE] * TERMS])
+    step = np.array([[roughness, -roughness], [-roughness, roughness]])
     for knot in range(knots - 1):
-        prior[knot : knot + 2, knot : knot + 2] += step
-    prior[0, 0] += LEVEL
-    return prior
+        normal[knot : knot + 2, knot : knot + 2] += step
+    return normal, np.concatenate([level, RIDGE * terms])
 
 
 def _places(intervals: int) -> Counts:

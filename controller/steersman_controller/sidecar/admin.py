@@ -7,6 +7,7 @@ import msgspec
 import zmq
 from msgspec import Struct
 
+from steersman_controller.restart import Restart
 from steersman_controller.sidecar.endpoints import IPC
 from steersman_policies.units import Name
 
@@ -95,6 +96,10 @@ class EngineStatus(Struct, frozen=True):
     frames: int
     frames_lost: int
     frames_duplicate: int
+    prior: str = ""
+    """What its belief began with, and why; empty where the sidecar was given nothing."""
+    restart: Restart | None = None
+    """Against an engine launched without any drafter; None where nobody measured one."""
 
 
 class Status(Struct, frozen=True, tag="status"):

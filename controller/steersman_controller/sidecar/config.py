@@ -30,6 +30,20 @@ class PolicyChoice(Struct, frozen=True, forbid_unknown_fields=True):
     params: dict[str, Any] = {}
 
 
+class PriorChoice(Struct, frozen=True, forbid_unknown_fields=True):
+    """What is believed of engines before they have taken a step: a bundle, or data sheets."""
+
+    bundle: str = ""
+    """A file that `steersman train` made."""
+    group: str = ""
+    """Which of its groups, where it has several."""
+    target_config: str = ""
+    """The target's config.json; with a device."""
+    drafter_config: str = ""
+    device: str = ""
+    tensor_parallel: Annotated[int, Meta(ge=1, le=1024)] = 1
+
+
 class SidecarConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything `steersman serve` can be told. An empty string means: not used."""
 
@@ -47,6 +61,7 @@ class SidecarConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """On 127.0.0.1; 0 switches the exporter off."""
     lease_s: Annotated[float, Meta(ge=0.2, le=60.0)] = 1.0
     policy: PolicyChoice = PolicyChoice()
+    prior: PriorChoice = PriorChoice()
     controller: ControllerConfig = ControllerConfig()
 
 

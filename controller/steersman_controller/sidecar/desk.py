@@ -142,6 +142,8 @@ def _engine(sidecar: "Sidecar", engine_id: str, now_s: float) -> EngineStatus:
         frames=stream.frames,
         frames_lost=stream.lost,
         frames_duplicate=stream.duplicate + stream.old_epoch,
+        prior=status.prior,
+        restart=status.restart,
     )
 
 

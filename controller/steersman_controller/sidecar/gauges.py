@@ -55,6 +55,10 @@ def _show(metrics: Metrics, engine: str, controller: Controller) -> None:
         metrics.set("leased_plan_id", controller.leased_plan_id, engine)
     metrics.beliefs(engine, controller.segments(), controller.belief.bursts())
     metrics.steps(engine, controller.belief.tally, controller.last_report)
+    restart = controller.restart()
+    if restart is not None:
+        metrics.set("restart_without_drafter_gain_ratio", restart.gain, engine)
+        metrics.set("restart_without_drafter_wins", float(restart.wins), engine)
     for kind, number in controller.belief.alarms.items():
         metrics.reach("drifts", number, engine, kind)
     counters = controller.counted()

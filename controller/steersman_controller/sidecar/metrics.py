@@ -95,6 +95,14 @@ _GAUGES: Final = {
     "decode_requests": ("Live decode requests in the last step.", ["engine"]),
     "waiting_requests": ("Requests waiting in the last step.", ["engine"]),
     "kv_used_ratio": ("KV memory used in the last step.", ["engine"]),
+    "restart_without_drafter_gain_ratio": (
+        "Tokens per second of a launch without any drafter, as a prior has it, over the best here, less 1.",
+        ["engine"],
+    ),
+    "restart_without_drafter_wins": (
+        "1 while that gain is larger than what is uncertain about both.",
+        ["engine"],
+    ),
     "recording_failed": ("1 after the recording ended early.", []),
     "build_info": ("Always 1.", ["version"]),
 }

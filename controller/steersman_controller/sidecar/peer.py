@@ -29,6 +29,8 @@ class Peer(Struct):
     sent_s: float = 0.0
     refused: PlanAck | None = None
     """The engine's last refusal, until it applies a plan again."""
+    restart_wins: bool = False
+    """Whether it was last said that a launch without any drafter would be the better one."""
 
     def is_silent(self, now_s: float) -> bool:
         """Whether nothing came for so long that nothing should be sent."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import zmq
 
+from steersman_controller.belief.prior import Prior
 from steersman_controller.events import Alarmed, Event, PolicySet, Received, Restored, Started, Ticked
 from steersman_controller.fleet import Fleet
 from steersman_controller.sidecar import admin, desk, gauges
@@ -53,6 +54,7 @@ class Sidecar:
         metrics: Metrics,
         recorder: Recorder | None = None,
         snapshots: Snapshots | None = None,
+        priors: tuple[Prior, ...] = (),
     ) -> None:
         self.config = config
         self.clock = clock
@@ -73,6 +75,7 @@ class Sidecar:
             config=config.controller,
             policy=config.policy.name,
             params=config.policy.params,
+            priors=priors,
         )
         self.fleet = Fleet(started)
         self._context = zmq.Context()
@@ -119,6 +122,7 @@ class Sidecar:
             self._upkeep_due_s = now_s + UPKEEP_INTERVAL_S
             gauges.refresh(self, now_s)
             self._tell_alarms(now_s)
+            self._tell_restarts()
             self._save()
         self._flush()
 
@@ -195,6 +199,8 @@ class Sidecar:
         if controller is None or controller.fingerprint == peer.fingerprint:
             return
         peer.fingerprint = controller.fingerprint
+        if controller.chosen.text:
+            log.info("engine %s: prior: %s", peer.engine_id, controller.chosen.text)
         snapshot = None if self.snapshots is None else self.snapshots.load(peer.engine_id)
         if snapshot is None:
             return
@@ -205,6 +211,9 @@ class Sidecar:
             log.warning("engine %s: learning starts afresh: %s", peer.engine_id, error)
         else:
             log.info("engine %s: goes on with policy %s", peer.engine_id, controller.policy_name)
+            if self.fleet.started.priors:
+                began = controller.chosen.text or "none"
+                log.info("engine %s: what it has learned counts more: prior: %s", peer.engine_id, began)
 
     def _tell_alarms(self, now_s: float) -> None:
         for engine_id, controller in self.fleet.controllers.items():
@@ -212,6 +221,15 @@ class Sidecar:
                 where = drift.segment or "all steps"
                 log.warning("engine %s: %s of %s has changed; learning anew", engine_id, drift.kind, where)
                 self.apply(Alarmed(now_s, engine_id, drift.kind, drift.segment, drift.step))
+
+    def _tell_restarts(self) -> None:
+        """Say when a launch without any drafter begins or ceases to be the better one."""
+        for engine_id, controller in self.fleet.controllers.items():
+            peer, found = self.peers[engine_id], controller.restart()
+            if found is not None and found.wins != peer.restart_wins:
+                peer.restart_wins = found.wins
+                which = "would win" if found.wins else "would not win any more"
+                log.warning("engine %s: a restart without speculation %s: %s", engine_id, which, found.text)
 
     def _save(self) -> None:
         if self.snapshots is not None:

@@ -12,7 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 
-from steersman_controller.sidecar.config import SidecarConfig
+from steersman_controller.belief.prior import Prior
+from steersman_controller.sidecar.config import PriorChoice, SidecarConfig
 from steersman_controller.sidecar.endpoints import claim, prepare
 from steersman_controller.sidecar.metrics import Metrics
 from steersman_controller.sidecar.server import Sidecar
@@ -30,6 +31,7 @@ def serve(config: SidecarConfig, *, as_json: bool) -> int:
     )
     collect_rarely()
     policy.load(config.policy.name, config.policy.params)  # refuse a bad one before anything is touched
+    priors = read_given(config.prior)
     stop = _Stop()
     with ExitStack() as held:
         for flag, endpoint in (("--telemetry", config.telemetry), ("--admin", config.admin)):
@@ -47,6 +49,7 @@ def serve(config: SidecarConfig, *, as_json: bool) -> int:
             metrics=metrics,
             recorder=Recorder(Path(config.record)) if config.record else None,
             snapshots=Snapshots(Path(config.state_dir)) if config.state_dir else None,
+            priors=priors,
         )
         try:
             _announce(sidecar, metrics_url, as_json)
@@ -54,6 +57,28 @@ def serve(config: SidecarConfig, *, as_json: bool) -> int:
         finally:
             sidecar.close()
     return 0
+
+
+def read_given(choice: PriorChoice) -> tuple[Prior, ...]:
+    """The priors that were asked for. Raises ValueError or OSError in one line."""
+    sheets = choice.target_config or choice.drafter_config or choice.device
+    if choice.bundle and sheets:
+        raise ValueError("--bundle: excludes --target-config, --drafter-config and --device")
+    if choice.group and not choice.bundle:
+        raise ValueError("--bundle-group: needs --bundle")
+    if sheets and not (choice.target_config and choice.device):
+        raise ValueError("--target-config: needs --device, and the other way round")
+    if not (choice.bundle or sheets):
+        return ()
+    from steersman_controller.train.priors import hardware_prior, read_priors
+
+    if choice.bundle:
+        return read_priors(Path(choice.bundle), choice.group)
+    from steersman_controller.train.hardware import Hardware
+
+    drafter = Path(choice.drafter_config) if choice.drafter_config else None
+    hardware = Hardware(Path(choice.target_config), choice.device, drafter, choice.tensor_parallel)
+    return (hardware_prior(hardware),)
 
 
 def collect_rarely() -> None:
@@ -83,6 +108,7 @@ def _announce(sidecar: Sidecar, metrics_url: str, as_json: bool) -> None:
         "recording": config.record,
         "mode": config.controller.mode,
         "policy": config.policy.name,
+        "prior": sidecar.fleet.started.priors[0].source if sidecar.fleet.started.priors else "",
         "pid": os.getpid(),
         "epoch": sidecar.epoch,
         "version": sidecar.version,

@@ -10,7 +10,7 @@ import io
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from steersman_controller.train.choice import ChoiceReport
-from steersman_controller.train.compiled import Tables
-from steersman_controller.train.intervals import Interval
+from steersman_controller.train.report import ChoiceReport, Interval
 from steersman_policies.messages import Fingerprint
 from steersman_policies.view import StepCost
+
+if TYPE_CHECKING:
+    from steersman_controller.train.compiled import Tables
 
 FORMAT = 1
 MAX_BYTES = 256 << 20
@@ -82,6 +83,8 @@ class GroupCard(Struct, frozen=True, forbid_unknown_fields=True):
     prefill_grid_tokens: tuple[int, ...]
     requests_grid: tuple[int, ...]
     relative_error: float
+    fingerprint: Fingerprint | None = None
+    """Of the engine that the group was recorded from; else that of the manifest holds."""
 
 
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,6 +103,8 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     tables_sha256: str
     signature: str = ""
     """Empty until the bundle is signed."""
+    coverage: dict[str, float] = {}
+    """By segment, where it was recorded: drafts per request asked for one."""
 
 
 class Bundle(Struct, frozen=True):
@@ -128,7 +133,7 @@ class Bundle(Struct, frozen=True):
         )
 
 
-def pack_tables(groups: list[Tables]) -> bytes:
+def pack_tables(groups: "list[Tables]") -> bytes:
     """The tables of all groups as safetensors."""
     arrays: dict[str, NDArray[np.float64]] = {}
     for index, tables in enumerate(groups):

@@ -5,20 +5,26 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from steersman_controller.train.bundle import Bundle, GroupCard, WorstCell
+from steersman_controller.train.bundle import Bundle, GroupCard, Manifest, WorstCell
 from steersman_controller.train.cells import Cells
-from steersman_controller.train.choice import LOW_LOAD, ChoiceReport
 from steersman_controller.train.compiled import Tables
 from steersman_controller.train.crossover import acceptances, best_k, crossover_lines, drafter_loses
 from steersman_controller.train.intervals import NOMINAL, Residuals
 from steersman_controller.train.physics import PhysicsModel, fit_physics
+from steersman_controller.train.report import LOW_LOAD, ChoiceReport
 from steersman_controller.train.selection import Selected
+from steersman_policies.messages import Fingerprint
 
 WORST = 5
 
 
 def group_card(
-    group: tuple[str, ...], cells: Cells, selected: Selected, residuals: Residuals, tables: Tables
+    group: tuple[str, ...],
+    cells: Cells,
+    selected: Selected,
+    residuals: Residuals,
+    tables: Tables,
+    fingerprint: Fingerprint | None = None,
 ) -> GroupCard:
     """The card of one group."""
     out = selected.out_of_fold
@@ -59,6 +65,7 @@ def group_card(
         prefill_grid_tokens=tables.cost.prefill_grid_tokens,
         requests_grid=tables.cost.requests_grid,
         relative_error=tables.cost.relative_error,
+        fingerprint=fingerprint,
     )
 
 
@@ -97,6 +104,7 @@ def card_lines(bundle: Bundle) -> list[str]:
         named = msgspec.to_builtins(msgspec.structs.asdict(manifest.fingerprint))
         lines.append("for " + ", ".join(f"{key} {value}" for key, value in named.items() if value))
     lines += [f"{name.replace('_', ' ')}: {percent(value)}" for name, value in manifest.figures.items()]
+    lines += [_acceptance_line(manifest, segment) for segment in manifest.acceptance]
     if not manifest.acceptance:
         lines.append("no acceptance was given: the best K is shown for assumed ones")
     for index, card in enumerate(manifest.groups):
@@ -108,6 +116,13 @@ def card_lines(bundle: Bundle) -> list[str]:
     if manifest.choice is not None:
         lines += ["", *choice_lines(manifest.choice)]
     return lines
+
+
+def _acceptance_line(manifest: Manifest, segment: str) -> str:
+    shares = " ".join(f"{share:.2f}" for share in manifest.acceptance[segment])
+    covered = manifest.coverage.get(segment)
+    drafted = "" if covered is None else f"; {covered:.0%} of the requests asked had a draft"
+    return f"acceptance by position, {segment or 'all segments'}: {shares}{drafted}"
 
 
 def choice_lines(choice: ChoiceReport) -> list[str]:

@@ -13,9 +13,11 @@ import numpy as np
 from msgspec import Struct
 
 from steersman_controller.train.cells import Cells, shapes
+from steersman_controller.train.foreign import translated
 from steersman_controller.train.models import Model
 from steersman_controller.train.physics import PhysicsModel
 from steersman_controller.train.reduction import Group
+from steersman_controller.train.report import LOW_LOAD, ChoiceReport, ChoiceScore
 from steersman_controller.train.selection import Selected
 from steersman_controller.train.step_times import SERVED, Source, agrees, load_rows, mapped
 from steersman_controller.train.survival import Survival, parse_survival
@@ -23,9 +25,6 @@ from steersman_controller.train.table_file import TableFile, database
 
 MATTERS = 0.05
 """Only cells whose throughput differs by more than this between K say anything about a choice."""
-
-LOW_LOAD = 64
-"""The largest batch size of the figures `..._to_64`."""
 
 Choice: TypeAlias = Callable[[Group, int], int]
 
@@ -37,32 +36,9 @@ class Served(Struct, frozen=True):
     survivals: dict[Group, dict[int, list[tuple[float, ...]]]]
 
 
-class ChoiceScore(Struct, frozen=True):
-    """Regrets of one rule."""
-
-    mean_regret: float
-    max_regret: float
-    mean_regret_to_64: float
-    max_regret_to_64: float
-
-
-class ChoiceReport(Struct, frozen=True):
-    """The learned choice and the naive ones on the same cells."""
-
-    column: str
-    """Acceptance was learned where this column differs."""
-    cells: int
-    """Left out, and with throughputs that differ by more than 5 % between K."""
-    cells_to_64: int
-    learned: ChoiceScore
-    naive: dict[str, ChoiceScore]
-    worst: tuple[dict[str, Any], ...]
-    """The cells where the learned choice gives most away."""
-
-
 def read_served(source: Source, groups: Mapping[Group, Any]) -> Served:
     """Throughput and survival of the rows of a file. K = 0 rows go to the groups that took their cells in."""
-    file = TableFile(source.path)
+    file = translated(TableFile(source.path))
     theirs = mapped(file, source)
     missing = [name for name in SERVED if name not in theirs]
     if missing:

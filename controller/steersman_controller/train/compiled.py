@@ -22,6 +22,9 @@ CONTEXTS = 5
 GROWTH = 4
 """Of the grid of summed contexts."""
 
+LEAST_FORWARD = 0.05
+"""A forward takes at least this share of what drafting leaves of a step."""
+
 
 @dataclass(frozen=True)
 class Tables:
@@ -103,21 +106,32 @@ def _step_cost(model: PhysicsModel, cells: Cells, ks: tuple[int, ...], relative_
         prefills = (0, max(round(float(np.median(cells.prefill[cells.prefill > 0]))), 1))
     requests = (1, int(cells.batch.max())) if cells.batch.max() > 1 else (1,)
     counts = np.array(requests, dtype=np.float64)
+    host_s = _host_s(cells)
+
+    def verify_s(context: int, prefill: int) -> tuple[float, ...]:
+        whole = model.part_s(_forward(tokens, context, prefill), "verify")
+        return _row(np.maximum(whole - host_s, LEAST_FORWARD * whole))
+
     return StepCost(
         tokens_grid=tokens,
         context_grid_tokens=contexts,
         prefill_grid_tokens=prefills,
-        verify_s=tuple(
-            tuple(_row(model.part_s(_forward(tokens, context, prefill), "verify")) for context in contexts)
-            for prefill in prefills
-        ),
+        verify_s=tuple(tuple(verify_s(context, prefill) for context in contexts) for prefill in prefills),
         requests_grid=requests,
         draft_s=tuple(
             _row(model.part_s(shapes(counts, np.full(len(counts), float(k))), "draft")) for k in ks
         ),
-        other_s=(0.0,) * len(requests),
+        other_s=(host_s,) * len(requests),
         relative_error=min(relative_error, 1.0),
     )
+
+
+def _host_s(cells: Cells) -> float:
+    """Seconds that are neither drafting nor the forward, where those were timed apart; else 0."""
+    draft_s = np.where(cells.k > 0, cells.draft_s, 0.0)
+    rest_s = cells.seconds - draft_s - cells.verify_s
+    known = rest_s[np.isfinite(rest_s)]
+    return max(float(np.median(known)), 0.0) if len(known) else 0.0
 
 
 def _forward(tokens: tuple[int, ...], context: int, prefill: int) -> Cells:
@@ -164,6 +178,6 @@ def _cost_error(cost: StepCost, model: PhysicsModel, grid: list[Cells], step_s: 
             predicted.ravel()[fits],
             strict=True,
         ):
-            planned = cost.verify_at(tokens, context) + cost.draft_at(int(k), batch)
+            planned = cost.verify_at(tokens, context) + cost.draft_at(int(k), batch) + cost.other_at(batch)
             errors.append(abs(planned / seconds - 1.0))
     return float(np.mean(errors)) if errors else 0.0

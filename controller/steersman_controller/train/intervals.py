@@ -8,9 +8,9 @@ single steps were measured the intervals are about steps, where only medians wer
 from dataclasses import dataclass
 
 import numpy as np
-from msgspec import Struct
 
 from steersman_controller.train.cells import Cells, Floats
+from steersman_controller.train.report import Interval
 from steersman_controller.train.selection import OutOfFold, interior
 
 NOMINAL = 0.90
@@ -18,14 +18,6 @@ NOMINAL = 0.90
 
 LEAST_ROWS = 20
 """With fewer residuals no finite interval could promise 95 % on each side."""
-
-
-class Interval(Struct, frozen=True):
-    """Factors on predicted seconds."""
-
-    q05: float
-    q50: float
-    q95: float
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,9 @@ class AffineModel:
 
 
 CANDIDATES: dict[str, Fit] = {
-    "physics": partial(fit_physics, jumps=False),
+    "physics": fit_physics,
     "physics, jumps": partial(fit_physics, jumps=True),
+    "physics, filling": partial(fit_physics, fills=True),
     "boosting": BoostedModel,
 }
 """By name, the simplest first: it wins ties."""

@@ -1,10 +1,12 @@
 """Seconds of a forward composed of measured operator times.
 
 Reads a folder of operator tables in the form of the AIConfigurator project, one operator a file, times in
-`latency_ms`: ``*DEVICE*_gemm.csv`` (`m, n, k`), ``*_decode_attention.csv`` and ``*_prefill_attention.csv``
-(`batch_size, isl, step, num_heads, num_key_value_heads`, one layer), ``*_allreduce.csv`` (`num_gpus,
-message_size` in elements), all bfloat16 here. Element-wise kernels are not in such tables: they are priced
-by bytes over bandwidth. Host time is not in it.
+`latency_ms`, all bfloat16 here: ``*DEVICE*_gemm.csv`` (`m, n, k`), ``*_decode_attention.csv`` and
+``*_prefill_attention.csv`` (`batch_size, isl, step, num_heads, num_key_value_heads`, one layer),
+``*_allreduce.csv`` (`num_gpus, message_size` in elements), and for models with experts ``*_moe*.csv``
+(`num_tokens, hidden_size, inter_size, topk, num_experts, moe_tp_size`). The last holds the routed experts of
+one layer, so the union of those that a batch visits is in it; the mean over all distributions is taken.
+Element-wise kernels are not in such tables: they are priced by bytes over bandwidth. Host time is not in it.
 """
 
 from bisect import bisect_left
@@ -23,6 +25,7 @@ ELEMENTWISE_PER_LAYER = 4
 """Two norms with the residual, activation, rotary embedding with the cache write."""
 
 _DTYPE = "bfloat16"
+_MOE = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "num_tokens", "latency_ms")
 
 
 class Curve:
@@ -57,6 +60,7 @@ class OperatorTables:
         self._decode = self._attention("decode_attention")
         self._prefill = self._attention("prefill_attention")
         reduce = self._read("allreduce", ("num_gpus", "message_size", "latency_ms"), "backend = 'vllm_graph'")
+        self._experts: dict[tuple[int, ...], Curve] = {}
         self._allreduce = {
             ways: Curve(_mean(reduce, {0: ways}, 1)) for ways in {int(x) for x in reduce[:, 0]}
         }
@@ -86,6 +90,21 @@ class OperatorTables:
             raise ValueError(f"{self.folder}: no allreduce over {ways}, it has {sorted(self._allreduce)}")
         return self._allreduce[ways].at(elements) / 1e3
 
+    def experts_s(self, tokens: float, shape: ModelShape, ways: int) -> float:
+        """The routed experts of one layer, for `tokens` tokens."""
+        key = (shape.hidden, shape.expert_intermediate, shape.experts_per_token, shape.experts, ways)
+        if key not in self._experts:
+            rows = self._read("moe", _MOE, f"moe_dtype = '{_DTYPE}' and moe_ep_size = '1'", exact=False)
+            sizes = {tuple(int(size) for size in row[:5]) for row in rows}
+            if key not in sizes:
+                raise ValueError(
+                    f"{self.folder}: no experts of hidden, intermediate, per token, in all and ways {key}, "
+                    f"it has {', '.join(map(str, sorted(sizes)))}"
+                )
+            mine = rows[(rows[:, :5] == np.array(key)).all(axis=1)][:, 5:]
+            self._experts[key] = Curve(_mean(mine, {}, 0))
+        return self._experts[key].at(tokens) / 1e3
+
     def _attention(self, name: str) -> dict[tuple[int, int], dict[float, Curve]]:
         rows = self._read(
             name,
@@ -111,11 +130,13 @@ class OperatorTables:
             f"it has {', '.join(f'{h}/{kv}' for h, kv in sorted(tables))}"
         )
 
-    def _read(self, name: str, columns: Sequence[str], condition: str) -> Floats:
+    def _read(self, name: str, columns: Sequence[str], condition: str, *, exact: bool = True) -> Floats:
+        """Numbers of the newest file; not `exact`: whose name may go on."""
+        stems = {path: path.name.split(".csv")[0] for path in self.folder.iterdir() if ".csv" in path.name}
         files = sorted(
             path
-            for path in self.folder.iterdir()
-            if self.device in path.name and path.name.split(".csv")[0].endswith(f"_{name}")
+            for path, stem in stems.items()
+            if self.device in stem and (stem.endswith(f"_{name}") or (not exact and f"_{name}_" in stem))
         )
         if not files:
             raise ValueError(f"{self.folder}: no file *{self.device}*_{name}.csv")
@@ -139,13 +160,13 @@ class ComposedForward:
     def __init__(
         self, tables: OperatorTables, shape: ModelShape, device: Device, tensor_parallel: int = 1
     ) -> None:
-        if shape.experts or shape.latent:
-            raise ValueError(
-                "--operators: only dense models with one cache per key-value head can be composed"
-            )
+        if shape.latent:
+            raise ValueError("--operators: only models with one cache per key-value head can be composed")
         if shape.heads % tensor_parallel:
             raise ValueError(f"--tensor-parallel: {tensor_parallel} does not divide {shape.heads} heads")
         self.tables, self.shape, self.device, self.ways = tables, shape, device, tensor_parallel
+        if shape.experts:
+            tables.experts_s(1.0, shape, tensor_parallel)  # a missing table is said now
 
     def seconds(
         self, *, tokens: float, sequences: float, context_tokens: float, prefill_tokens: float
@@ -157,8 +178,6 @@ class ComposedForward:
         layer = (
             self.tables.gemm_s(tokens, width + 2 * kv_heads * shape.head_dim, shape.hidden)
             + self.tables.gemm_s(tokens, shape.hidden, width)
-            + self.tables.gemm_s(tokens, 2 * shape.intermediate / ways, shape.hidden)
-            + self.tables.gemm_s(tokens, shape.hidden, shape.intermediate / ways)
             + self._elementwise_s(tokens)
         )
         if sequences:
@@ -168,12 +187,29 @@ class ComposedForward:
         if ways > 1:
             layer += 2.0 * self.tables.allreduce_s(tokens * shape.hidden, ways)
         head = self.tables.gemm_s(max(tokens - prefill_tokens, 1.0), shape.vocabulary / ways, shape.hidden)
-        return shape.layers * layer + head
+        dense = shape.dense_layers
+        mlps = dense * self._mlp_s(tokens, shape.intermediate) if dense else 0.0
+        if shape.layers > dense:
+            mlps += (shape.layers - dense) * self._routed_s(tokens)
+        return shape.layers * layer + mlps + head
+
+    def _mlp_s(self, tokens: float, intermediate: float) -> float:
+        """A gated MLP of every token."""
+        hidden, width = self.shape.hidden, intermediate / self.ways
+        return self.tables.gemm_s(tokens, 2 * width, hidden) + self.tables.gemm_s(tokens, hidden, width)
+
+    def _routed_s(self, tokens: float) -> float:
+        """Router, routed experts, and those that every token visits."""
+        shape = self.shape
+        shared_s = self._mlp_s(tokens, shape.shared_intermediate) if shape.shared_intermediate else 0.0
+        router_s = self.tables.gemm_s(tokens, shape.experts, shape.hidden)
+        return router_s + self.tables.experts_s(tokens, shape, self.ways) + shared_s
 
     def _elementwise_s(self, tokens: float) -> float:
-        moved = (
-            (8.0 * self.shape.hidden + 3.0 * self.shape.intermediate / self.ways) * tokens * ACTIVATION_BYTES
-        )
+        # The activation of routed experts is in their own times.
+        dense_share = self.shape.dense_layers / self.shape.layers
+        width = 8.0 * self.shape.hidden + 3.0 * dense_share * self.shape.intermediate / self.ways
+        moved = width * tokens * ACTIVATION_BYTES
         return ELEMENTWISE_PER_LAYER * LAUNCH_S + moved / (self.device.bytes_per_s * BANDWIDTH_SHARE)
 
 
@@ -185,7 +221,9 @@ def _curves(rows: Floats, *keys: int, at: int) -> dict[tuple[int, int], Curve]:
 
 
 def _mean(rows: Floats, where: Mapping[int, float], at: int) -> dict[float, float]:
-    mine = rows[np.all([rows[:, column] == value for column, value in where.items()], axis=0)]
+    mine = rows
+    for column, value in where.items():
+        mine = mine[mine[:, column] == value]
     return {float(x): float(mine[mine[:, at] == x][:, -1].mean()) for x in np.unique(mine[:, at])}
 
 

@@ -30,6 +30,9 @@ RIDGE = 1e-3
 BUCKET_CELLS = 0.25
 """So many cells without extra cost are put into each bucket: one cell alone is shrunk by a fifth."""
 
+FILLS = (4, 16, 64)
+"""Tokens after which what fills up, such as the experts that a batch visits, is two thirds full."""
+
 MOST_BUCKETS = 512
 
 SEEN_STEPS = 10.0
@@ -78,6 +81,8 @@ class PhysicsModel(Struct, frozen=True):
                 found.add(int(at))
             if kind in ("jump", "bucket"):
                 found.add(int(at) + 1)
+            if kind == "fill":
+                found |= {n for p in range(11) for n in (2**p, 2**p * 3 // 2) if n <= 6 * int(at)}
             if kind == "bucket":
                 found |= {
                     n
@@ -87,13 +92,14 @@ class PhysicsModel(Struct, frozen=True):
         return tuple(sorted(found))
 
 
-def fit_physics(cells: Cells, *, jumps: bool) -> PhysicsModel:
+def fit_physics(cells: Cells, *, jumps: bool = False, fills: bool = False) -> PhysicsModel:
     """The model with the smallest squared *relative* error. Needs at least one cell.
 
-    `jumps`: the curve may jump up at `EDGES`.
+    `jumps`: the curve may jump up at `EDGES`. `fills`: it may be steep at first and flatten, by `FILLS`;
+    without them it only ever gets steeper.
     Where `draft_s` is known of all drafting cells, drafting is fitted to it and the rest to what remains.
     """
-    terms = _terms(cells, jumps)
+    terms = _terms(cells, jumps, fills)
     smooth = tuple(term for term in terms if not term.startswith(("jump", "bucket")))
     loaded = _best_ceiling(cells, smooth, cells.loaded, lambda at: (at, None))
     bare = _best_ceiling(cells, smooth, ~cells.loaded, lambda at: (loaded, at))
@@ -117,7 +123,7 @@ def part_of(term: str) -> Part:
     return "draft" if term.startswith(("draft", "depth")) else "verify"
 
 
-def _terms(cells: Cells, jumps: bool) -> tuple[str, ...]:
+def _terms(cells: Cells, jumps: bool, fills: bool) -> tuple[str, ...]:
     """Only what the cells can speak for."""
     terms = ["constant", "tokens"]
     distinct = np.unique(cells.tokens)
@@ -134,6 +140,8 @@ def _terms(cells: Cells, jumps: bool) -> tuple[str, ...]:
             and _between(distinct, left, right) >= 1
             and (distinct > right).any()
         ]
+    if fills and len(distinct) > len(FILLS):
+        terms += [f"fill:{at}" for at in FILLS]
     # Each graph bucket that was seen may cost extra: tiles make 80 tokens slower than 96 on some devices.
     seen = np.unique(bucket_of(cells.tokens))[:MOST_BUCKETS]
     terms += [f"bucket:{int(at)}" for at in seen]
@@ -175,6 +183,8 @@ def _design(cells: Cells, terms: Sequence[str], running: Floats) -> Floats:
             out.append(np.maximum(tokens - float(at), 0.0))
         elif kind == "jump":
             out.append((tokens > float(at)).astype(np.float64))
+        elif kind == "fill":
+            out.append(1.0 - np.exp(-tokens / float(at)))
         elif kind == "bucket":
             out.append((padded == float(at)).astype(np.float64))
         else:

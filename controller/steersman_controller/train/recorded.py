@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 
-from steersman_controller.trace.recording import Recording, read_recording
+from steersman_controller.belief.columns import NOT_ASKED
+from steersman_controller.trace.recording import read_recording
 from steersman_controller.train.cells import Cells
 from steersman_controller.train.reduction import Group, reduced, sampled
 from steersman_controller.train.table_file import database
@@ -47,8 +48,12 @@ class Recorded(Struct, frozen=True):
     steps: int
     acceptance: dict[str, tuple[float, ...]]
     """Accepted / reached by segment and position."""
+    coverage: dict[str, float]
+    """Drafted / asked by segment."""
     fingerprint: Fingerprint | None
     """Of the engine, where there is just one kind."""
+    fingerprints: dict[Group, Fingerprint]
+    """Of each engine."""
     warning: str | None
 
 
@@ -59,6 +64,7 @@ def read_recorded(path: Path) -> Recorded:
     columns: dict[str, array[float]] = {name: array("d") for name in (*COLUMNS, "engine")}
     reached: Counts = defaultdict(lambda: defaultdict(int))
     accepted: Counts = defaultdict(lambda: defaultdict(int))
+    drafted: Counts = defaultdict(lambda: defaultdict(int))
     for index, engine in enumerate(engines):
         for step in recording.steps(engine):
             if step.trains and not step.first_after_switch and step.decode_requests and step.busy_s > 0.0:
@@ -66,17 +72,24 @@ def read_recorded(path: Path) -> Recorded:
                     columns[name].append(value(step))
                 columns["engine"].append(index)
                 _count(step, reached, accepted)
+                _count_drafted(step, drafted)
     steps = len(columns["engine"])
     if not steps:
         raise ValueError(f"{path}: no step in it that a model could learn from")
     groups, sample = _groups(columns, engines)
+    hellos = {(engine,): recording.hello(engine) for engine in engines}
+    fingerprints: dict[Group, Fingerprint] = {
+        group: hello.fingerprint for group, hello in hellos.items() if hello is not None
+    }
     return Recorded(
         path=recording.path,
         groups=groups,
         sample=sample,
         steps=steps,
         acceptance=_acceptance(reached, accepted),
-        fingerprint=_fingerprint(recording),
+        coverage={name: by[1] / sum(by.values()) for name, by in sorted(drafted.items()) if sum(by.values())},
+        fingerprint=kinds.pop() if len(kinds := set(fingerprints.values())) == 1 else None,
+        fingerprints=fingerprints,
         warning=recording.warning,
     )
 
@@ -109,6 +122,15 @@ def _count(step: StepReport, reached: Counts, accepted: Counts) -> None:
                 accepted[group.segment][position] += count if position <= kept else 0
 
 
+def _count_drafted(step: StepReport, drafted: Counts) -> None:
+    """Requests asked for a draft, by whether the drafter had one."""
+    for group in step.groups:
+        if group.commanded_k:
+            asked = group.requests - sum(group.not_drafted.get(reason, 0) for reason in NOT_ASKED)
+            drafted[group.segment][1] += group.requests_drafted
+            drafted[group.segment][0] += max(asked - group.requests_drafted, 0)
+
+
 def _acceptance(reached: Counts, accepted: Counts) -> dict[str, tuple[float, ...]]:
     found = {}
     for segment, positions in sorted(reached.items()):
@@ -120,9 +142,3 @@ def _acceptance(reached: Counts, accepted: Counts) -> dict[str, tuple[float, ...
         if shares:
             found[segment] = tuple(shares)
     return found
-
-
-def _fingerprint(recording: Recording) -> Fingerprint | None:
-    hellos = [recording.hello(engine) for engine in recording.engines]
-    kinds = {hello.fingerprint for hello in hellos if hello is not None}
-    return kinds.pop() if len(kinds) == 1 else None

@@ -21,7 +21,7 @@ from steersman_controller.train.bundle import (
 )
 from steersman_controller.train.card import group_card, mean
 from steersman_controller.train.cells import NO_CELLS, Cells
-from steersman_controller.train.choice import LOW_LOAD, ChoiceReport, evaluate_choice, read_served
+from steersman_controller.train.choice import evaluate_choice, read_served
 from steersman_controller.train.compiled import Tables, compile_tables
 from steersman_controller.train.hardware import Forwards, Hardware, Measured, forwards_of, prior_figures
 from steersman_controller.train.intervals import residuals
@@ -29,9 +29,11 @@ from steersman_controller.train.models import CANDIDATES
 from steersman_controller.train.prior import nobody_measured
 from steersman_controller.train.recorded import read_recorded
 from steersman_controller.train.reduction import Group
+from steersman_controller.train.report import LOW_LOAD, ChoiceReport
 from steersman_controller.train.selection import Selected, select, unscored
 from steersman_controller.train.step_times import Source, read_step_times
 from steersman_controller.train.survival import Survival, read_acceptance
+from steersman_controller.train.table_file import members
 from steersman_controller.whole_file import write_whole
 from steersman_policies.messages import Fingerprint
 
@@ -69,6 +71,9 @@ class _Gathered(Struct, frozen=True):
     acceptance: dict[str, tuple[float, ...]]
     fingerprint: Fingerprint | None
     warning: str | None = None
+    coverage: dict[str, float] = {}
+    fingerprints: dict[Group, Fingerprint] = {}
+    is_served: bool = False
 
 
 def train(request: Request, progress: Progress) -> Trained:
@@ -89,8 +94,14 @@ def train(request: Request, progress: Progress) -> Trained:
     }
     choice: ChoiceReport | None = None
     measured: dict[str, tuple[float, ...]] = {}
-    if request.evaluate_choice:
-        choice, measured = _choice(request, selected, groups, progress)
+    if request.step_times is not None and (request.evaluate_choice or gathered.is_served):
+        served = read_served(request.step_times, groups)
+        survivals = {"/".join(group): Survival(by_k) for group, by_k in served.survivals.items()}
+        measured = {name: survival.position_acceptance for name, survival in survivals.items()}
+        if request.evaluate_choice:
+            progress("evaluating the choice of K", 1.0)
+            by, column = request.step_times.by, request.evaluate_choice
+            choice = evaluate_choice(served, selected, groups, by, column)
     gathered = msgspec.structs.replace(gathered, acceptance=gathered.acceptance or measured)
     content = encode_bundle(*_contents(request, gathered, selected, groups, tables, choice))
     if request.out is not None:
@@ -122,6 +133,7 @@ def _gathered(request: Request, progress: Progress) -> _Gathered:
             source.by,
             acceptance,
             request.fingerprint,
+            is_served=found.is_served,
         )
     if request.recording is not None:
         progress(f"reading {request.recording.name}", 0.0)
@@ -134,6 +146,8 @@ def _gathered(request: Request, progress: Progress) -> _Gathered:
             acceptance or recorded.acceptance,
             request.fingerprint or recorded.fingerprint,
             recorded.warning,
+            {} if acceptance else recorded.coverage,
+            {} if request.fingerprint else recorded.fingerprints,
         )
     return _Gathered({}, {}, (), (), acceptance, request.fingerprint)
 
@@ -152,18 +166,6 @@ def _selected(gathered: _Gathered, forwards: Forwards | None, progress: Progress
         out[group] = select(cells, CANDIDATES if forwards is None else forwards.candidates(cells), report)
     progress("fitted", 1.0)
     return out
-
-
-def _choice(
-    request: Request, selected: Mapping[Group, Selected], groups: Mapping[Group, Cells], progress: Progress
-) -> tuple[ChoiceReport, dict[str, tuple[float, ...]]]:
-    """How well K is chosen, and the acceptance that was measured in each group."""
-    assert request.step_times is not None
-    progress("evaluating the choice of K", 1.0)
-    served = read_served(request.step_times, groups)
-    report = evaluate_choice(served, selected, groups, request.step_times.by, request.evaluate_choice)
-    survivals = {"/".join(group): Survival(by_k) for group, by_k in served.survivals.items()}
-    return report, {name: survival.position_acceptance for name, survival in survivals.items()}
 
 
 def _contents(
@@ -189,6 +191,7 @@ def _contents(
                 s,
                 residuals(gathered.sample.get(g, NO_CELLS), groups[g], s.out_of_fold),
                 tables[g],
+                gathered.fingerprints.get(g),
             )
             for g, s in selected.items()
         ),
@@ -196,6 +199,7 @@ def _contents(
         choice=choice,
         tables_bytes=len(packed),
         tables_sha256=tables_hash(packed),
+        coverage=gathered.coverage,
     )
     return manifest, packed
 
@@ -224,8 +228,10 @@ def _relative_error(selected: Selected, cells: Cells) -> float:
 
 
 def _evidence(path: Path, rows: int) -> Evidence:
+    """Of a folder: over its files, by name."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
+    for one in members(path):
+        with one.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                digest.update(chunk)
     return Evidence(path.name, digest.hexdigest(), rows)

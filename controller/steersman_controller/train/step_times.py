@@ -13,6 +13,7 @@ import duckdb
 from msgspec import Struct
 
 from steersman_controller.train.cells import Cells, joined
+from steersman_controller.train.foreign import translated
 from steersman_controller.train.reduction import MEASURED, Group, reduced, sampled
 from steersman_controller.train.table_file import Report, TableFile, database, identifier, known, literal
 from steersman_policies.units import K_LIMIT
@@ -51,11 +52,13 @@ class Evidence(Struct, frozen=True):
     sample: dict[Group, Cells]
     """Single rows of each group."""
     rows: int
+    is_served: bool
+    """Whether it has throughput and survivals, too."""
 
 
 def read_step_times(source: Source, report: Report | None = None) -> Evidence:
     """Cells by group. Raises ValueError in one line naming file, row, column and what is allowed."""
-    file = TableFile(source.path)
+    file = translated(TableFile(source.path))
     theirs = mapped(file, source)
     with database() as connection:
         load_rows(connection, file, theirs, source, report)
@@ -66,7 +69,12 @@ def read_step_times(source: Source, report: Report | None = None) -> Evidence:
             raise ValueError(f"{source.path}: no row" + (" passes --where" if source.where else ""))
         groups = reduced(connection, len(source.by), theirs)
         sample = sampled(connection, len(source.by), theirs)
-    return Evidence(merged_without_drafter(groups), merged_without_drafter(sample), rows)
+    return Evidence(
+        merged_without_drafter(groups),
+        merged_without_drafter(sample),
+        rows,
+        all(name in theirs for name in SERVED),
+    )
 
 
 def mapped(file: TableFile, source: Source) -> dict[str, str]:

@@ -53,17 +53,15 @@ class TableFile:
     def __init__(self, path: Path) -> None:
         if not path.exists():
             raise FileNotFoundError(f"{path}: no such file")
-        if not path.is_file():
-            raise ValueError(f"{path}: is no file; allowed are .csv, .csv.gz, .jsonl, .jsonl.gz and .parquet")
         self.path = path
-        kind = _kind(path)
+        kind = "jsonl" if path.is_dir() else _kind(path)
         try:
             if kind == "parquet":
                 self.names = list(pq.read_schema(path).names)
                 self.scan = f"read_parquet({_literal(path)})"
             elif kind == "jsonl":
-                self.names = _json_names(path)
-                self.scan = _json_scan(path, self.names)
+                self.names = _json_names(members(path))
+                self.scan = _json_scan(members(path), self.names)
             else:
                 self.names, delimiter = _csv_header(path)
                 self.scan = _csv_scan(path, self.names, delimiter)
@@ -107,6 +105,16 @@ class TableFile:
             raise ValueError(f"{self.path}: {_first_line(failed[0])}") from None
         if failed:
             raise failed[0]
+
+
+def members(path: Path) -> list[Path]:
+    """The file itself, or the JSON files of a folder by name. Raises ValueError where a folder has none."""
+    if not path.is_dir():
+        return [path]
+    found = sorted(one for one in path.iterdir() if one.suffix.lower() in (".json", ".jsonl"))
+    if not found:
+        raise ValueError(f"{path}: no .json in this folder; a file may be .csv, .jsonl (or .gz) or .parquet")
+    return found
 
 
 def identifier(name: str) -> str:
@@ -184,17 +192,22 @@ def _csv_scan(path: Path, names: list[str], delimiter: str) -> str:
     )
 
 
-def _json_names(path: Path) -> list[str]:
+def _json_names(paths: Sequence[Path]) -> list[str]:
     with database() as connection:
         described = connection.execute(
-            f"select * from read_ndjson({_literal(path)}, sample_size=-1, map_inference_threshold=-1) limit 0"
+            f"select * from read_ndjson({_literals(paths)}, sample_size=-1, union_by_name=true, "
+            "map_inference_threshold=-1) limit 0"
         ).description
     return [str(column[0]) for column in described or ()]
 
 
-def _json_scan(path: Path, names: list[str]) -> str:
+def _json_scan(paths: Sequence[Path], names: list[str]) -> str:
     columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in names)
-    return f"read_ndjson({_literal(path)}, columns={{{columns}}})"
+    return f"read_ndjson({_literals(paths)}, columns={{{columns}}})"
+
+
+def _literals(paths: Sequence[Path]) -> str:
+    return f"[{', '.join(map(_literal, paths))}]"
 
 
 def _literal(path: Path) -> str:
