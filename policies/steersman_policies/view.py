@@ -33,6 +33,9 @@ class StepCost(Struct, frozen=True):
     """Typical |predicted - actual| / actual of recent steps; 1.0 before there is any evidence."""
     first_after_switch_s: Seconds = 0.0
     """What the first step after a switch of K takes longer, on average."""
+    half_interval: Row = ()
+    """Half the width of the 90 % interval of a step's seconds, relative to them, by `tokens_grid`; empty
+    where it is not known."""
 
     def verify_row(self, context_tokens: float, prefill_tokens: float) -> Row:
         """Seconds by `tokens_grid`, at the nearest grid point of the other two axes."""
@@ -125,11 +128,17 @@ class View(Struct, frozen=True):
     segments: tuple[SegmentBelief, ...]
     """Always holds `unknown`."""
     mean_context_tokens: float
+    """Of a live request, recently."""
     prefill_tokens: float
     """Mean over the recent steps that carried prefill."""
     batch_edges: tuple[Count, ...]
     context_edges: tuple[Count, ...]
     previous: Plan | None = None
+    mean_requests: float = 0.0
+    """Live decode requests, recently."""
+    afresh: bool = True
+    """Whether what was decided before is in doubt everywhere: at the first plan, after a change of policy or
+    mode, after a restart from a snapshot, after an alarm."""
     segmenter: Segmenter = Segmenter()
     slo: dict[Segment, Slo] = {}
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from steersman_controller.belief.arrays import BLOCK_STEPS, Array, Counts, Mask, fades
+from steersman_controller.belief.arrays import BLOCK_STEPS, Array, Counts, Mask, Sorted, fades
 from steersman_controller.belief.columns import Columns
 from steersman_controller.belief.fit import FitState, Line, Rows, predictions
 from steersman_controller.belief.steps import (
@@ -105,6 +105,11 @@ class CostModel:
             logs_seen=np.zeros(intervals, np.int64),
         )
         self.state.compared[0] = self._coefficients(self.state.solution)
+        # All that is linear in the requests needs two grid points.
+        self._requests = (1, self.max_batch) if self.max_batch > 1 else (1,)
+        self._hosts = np.zeros(((self.k_max + 1) * len(self._requests), WIDTH))
+        grid = np.tile(np.array(self._requests, np.float64), self.k_max + 1)
+        host_features(self._hosts, np.arange(self.k_max + 1.0).repeat(len(self._requests)), grid, grid)
 
     @property
     def steps(self) -> int:
@@ -258,11 +263,7 @@ class CostModel:
             np.maximum(curve + (extra + per_prefill * n + (any_prefill if n else 0.0))[:, None], 0.05 * curve)
             for n in prefills
         ]
-        # All that is linear in the requests needs two grid points.
-        requests = (1, self.max_batch) if self.max_batch > 1 else (1,)
-        rows = np.zeros(((self.k_max + 1) * len(requests), WIDTH))
-        grid = np.tile(np.array(requests, np.float64), self.k_max + 1)
-        host_features(rows, np.repeat(np.arange(self.k_max + 1.0), len(requests)), grid, grid)
+        requests, rows = self._requests, self._hosts
         draft_s = predictions(solution.draft, rows[:, DRAFT]).reshape(-1, len(requests))
         other_s = predictions(solution.other, rows[: len(requests), OTHER])
         return StepCost(
@@ -355,11 +356,10 @@ class CostModel:
             state.errors *= KEEP_ERROR**number
             state.errors += np.stack([(wrong * weight).sum(axis=0), (actual * weight).sum(axis=0)], axis=1)
         logs = log_ratio(actual[:, 3], predicted[:, 3])
-        for interval in np.unique(state.interval[now]).tolist():
-            mine = logs[state.interval[now] == interval]
-            at = (state.logs_seen[interval] + np.arange(len(mine))) % RECENT
-            state.logs[interval, at] = mine
-            state.logs_seen[interval] += len(mine)
+        at = Sorted(state.interval[now], len(state.logs))
+        state.logs_seen += at.numbers
+        places = (state.logs_seen[at.cells] - 1 - at.later.astype(np.int64)) % RECENT
+        state.logs[at.cells, places] = logs[at.order]
         return np.asarray(wrong / np.maximum(actual, 1e-9))
 
 

@@ -106,8 +106,9 @@ class Evidence:
 
     def sums(self) -> Array:
         """The sums by segment, as of now."""
-        true: Array = self.state.sums / self._gains()
-        true[DRAFTED_TWICE] /= self._gains()
+        gains = self._gains()
+        true: Array = self.state.sums / gains
+        true[DRAFTED_TWICE] /= gains
         return true
 
     def by_context(self) -> Positions:
