@@ -19,10 +19,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import inf
-from operator import attrgetter, getitem, itemgetter
+from operator import getitem, itemgetter
 from typing import NamedTuple, TypeAlias
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from steersman_policies.view import Row, SegmentBelief, View, interpolate
 
@@ -36,18 +36,10 @@ ROUNDING = 1e-9
 """Bounds are taken this much wider: the same sums in another order differ in their last digits."""
 
 
-class Rise(Struct, frozen=True, gc=False):
-    """One segment is asked for more; what that adds per live request of the batch."""
-
-    order: float
-    """Minus the tokens committed per draft token: best rises first."""
-    k: int
-    segment: int
-    below: int
-    """K before."""
-    tokens: float
-    drafted: float
-    asked: float
+Rise: TypeAlias = tuple[float, int, int, int, float, float, float]
+"""A segment is asked for more: order, K, segment, K below, and what it adds per live request of the batch in
+committed tokens, draft tokens and requests asked. The order, in which the best come first, is minus the
+tokens committed per draft token."""
 
 
 class Ladder(Struct, frozen=True, gc=False):
@@ -57,7 +49,7 @@ class Ladder(Struct, frozen=True, gc=False):
     rises: Sequence[Rise]
     taken: int
     """Rises of the first candidate."""
-    orders: list[float]
+    orders: Sequence[float]
     """Of the last rise of each candidate: ascending."""
     tokens: list[float]
     """Committed per live request, the bonus token included; by candidate."""
@@ -118,57 +110,60 @@ class Menu:
     def lengths(self, ladder: Ladder, index: int) -> Lengths:
         """K by segment of a candidate."""
         found = [self.reachable[0]] * len(self.names)
-        for rise in ladder.rises[: ladder.taken + index]:
-            found[rise.segment] = rise.k
+        for _, k, segment, *_ in ladder.rises[: ladder.taken + index]:
+            found[segment] = k
         return tuple(found)
 
     def _uniform(self) -> list[Ladder]:
         ladders = []
         for k in self.reachable:
-            rises = [Rise(0.0, k, s, 0, 0.0, 0.0, 0.0) for s in range(len(self.names))]
+            rises = [(0.0, k, s, 0, 0.0, 0.0, 0.0) for s in range(len(self.names))]
             tokens, drafted, asked, _ = self.totals((k,) * len(self.names))
-            ladders.append(Ladder(k, rises, len(rises), [0.0], [tokens], [drafted], [asked]))
+            ladders.append(Ladder(k, rises, len(rises), (0.0,), [tokens], [drafted], [asked]))
         return ladders
 
     def _by_depth(self) -> list[Ladder]:
         """For every depth, the prefixes that no smaller depth has."""
         tokens, drafted, asked, depth = self.totals((self.reachable[0],) * len(self.names))
-        ladders = [Ladder(depth, (), 0, [0.0], [tokens], [drafted], [asked])]
+        ladders = [Ladder(depth, (), 0, (0.0,), [tokens], [drafted], [asked])]
         stairs: list[list[Rise]] = [[] for _ in self.names]
         rises: list[Rise] = []
         for below, k in pairwise(self.reachable):
             for segment, stair in enumerate(stairs):
                 rise = self._rise(segment, below, k)
-                if stair and rise.order < stair[-1].order:
+                if stair and rise[0] < stair[-1][0]:
                     rise, replaced = self._merged(stair, rise)
                     rises = [old for old in rises if old not in replaced]
                 stair.append(rise)
                 rises.append(rise)
-            rises.sort(key=attrgetter("order"))  # of equals, the one to the smaller K stays in front
-            first = next(index for index, rise in enumerate(rises, 1) if rise.k == k)
-            by_tokens = list(accumulate([rise.tokens for rise in rises], initial=tokens))[first:]
-            by_drafted = list(accumulate([rise.drafted for rise in rises], initial=drafted))[first:]
-            by_asked = list(accumulate([rise.asked for rise in rises], initial=asked))[first:]
-            orders = [rise.order for rise in rises[first - 1 :]]
-            ladders.append(Ladder(k, tuple(rises), first, orders, by_tokens, by_drafted, by_asked))
+            rises.sort(key=itemgetter(0))  # of equals, the one to the smaller K stays in front
+            orders, ks, _, _, *more = zip(*rises, strict=True)
+            first = ks.index(k) + 1
+            by_tokens, by_drafted, by_asked = (
+                list(accumulate(column, initial=start))[first:]
+                for column, start in zip(more, (tokens, drafted, asked), strict=True)
+            )
+            ladders.append(
+                Ladder(k, tuple(rises), first, orders[first - 1 :], by_tokens, by_drafted, by_asked)
+            )
         return ladders
 
     def _merged(self, stair: list[Rise], rise: Rise) -> tuple[Rise, list[Rise]]:
         """A rise that brings more per draft token than those before it is taken together with these, so that
         each sorts behind what it stands on; and what it replaces."""
-        replaced = []
-        while stair and rise.order < stair[-1].order:
-            if rise.order >= stair[-1].order - ROUNDING * abs(stair[-1].order):
-                return structs.replace(rise, order=stair[-1].order), replaced
+        replaced: list[Rise] = []
+        while stair and rise[0] < (order := stair[-1][0]):
+            if rise[0] >= order - ROUNDING * abs(order):
+                return (order, *rise[1:]), replaced
             replaced.append(stair.pop())
-            rise = self._rise(rise.segment, replaced[-1].below, rise.k)
+            rise = self._rise(rise[2], replaced[-1][3], rise[1])
         return rise, replaced
 
     def _rise(self, segment: int, below: int, k: int) -> Rise:
         tokens, drafted = self.tokens[segment], self.drafted[segment]
         gain, cost = tokens[k] - tokens[below], drafted[k] - drafted[below]
-        asked = 0.0 if below else self.weights[segment]
-        return Rise(-gain / cost if cost > 0.0 else 0.0, k, segment, below, gain, cost, asked)
+        order = -gain / cost if cost > 0.0 else 0.0
+        return order, k, segment, below, gain, cost, 0.0 if below else self.weights[segment]
 
 
 class Batch:

@@ -215,7 +215,7 @@ class CostModel:
         requests_drafting: float,
         decode_requests: float,
     ) -> StepSeconds:
-        """Seconds by phase of such a step, with all that was seen; finite and not negative."""
+        """Seconds by phase of such a step, as in the tables; finite and not negative."""
         interval, rows = self._rows(
             *(
                 np.array([float(value)])
@@ -229,7 +229,7 @@ class CostModel:
                 )
             )
         )
-        coefficients = self._coefficients(self._solved())
+        coefficients = self._coefficients(self._now())
         draft_s, verify_s, other_s, _ = phases(coefficients[interval] * rows)[0].tolist()
         return StepSeconds(draft_s, verify_s, other_s)
 
@@ -252,8 +252,12 @@ class CostModel:
         return float(np.exp(found[rank - 1])), float(np.exp(found[len(found) - rank]))
 
     def compile(self, prefill_tokens: float) -> StepCost:
-        """The tables for a planner; `prefill_tokens`: the usual number in a step that carries prefill."""
-        solution = self._solved()
+        """The tables for a planner; `prefill_tokens`: the usual number in a step that carries prefill.
+
+        The forward counts all that was seen. Drafting and the rest are as of the last settling: they do not
+        depend on where the batch has just moved, and solving for them would take half of the time.
+        """
+        solution = self._now()
         curve = self.verify.curve_s(solution.curve)
         per_context, per_request, per_prefill, any_prefill = self.verify.terms_s(solution.curve)
         contexts = _context_grid(self.max_batch)
@@ -309,29 +313,33 @@ class CostModel:
         host_features(rows, depth, requests_drafting, decode_requests)
         return interval, rows
 
+    def _forward(self) -> Rows:
+        """The steps of the block, for the fit of the forward."""
+        state, now = self.state, slice(0, self.state.filled)
+        rows, predicted, actual = state.rows[now], state.predicted[now], state.actual[now]
+        return Rows(state.interval[now], rows[:, VERIFY], predicted[:, 1], actual[:, 1])
+
     def _block(self) -> tuple[Rows, Rows, Rows]:
         """The steps of the block, for each of the fits."""
         state = self.state
         now = slice(0, state.filled)
-        interval, rows, predicted, actual = (
-            state.interval[now],
-            state.rows[now],
-            state.predicted[now],
-            state.actual[now],
-        )
+        rows, predicted, actual = state.rows[now], state.predicted[now], state.actual[now]
         drafted = (rows[:, DRAFT.start] > 0.0) & (rows[:, DRAFT.start + 1] > 0.0)
         nowhere = np.zeros(state.filled, np.int64)
         return (
-            Rows(interval, rows[:, VERIFY], predicted[:, 1], actual[:, 1]),
+            self._forward(),
             Rows(nowhere[drafted], rows[drafted, DRAFT], predicted[drafted, 0], actual[drafted, 0]),
             Rows(nowhere, rows[:, OTHER], predicted[:, 2], actual[:, 2]),
         )
 
-    def _solved(self, grams: Sequence[Array] = ()) -> Solution:
-        """What fits best to all that was seen."""
-        if not grams:
-            fits = (self.verify.fit, self.draft, self.other)
-            grams = [fit.gram(block) for fit, block in zip(fits, self._block(), strict=True)]
+    def _now(self) -> Solution:
+        """The solution of the last settling, with what the present block says about the forward."""
+        last = self.state.solution
+        gram = self.verify.fit.gram(self._forward())
+        return Solution(self.verify.solved(gram, last.curve.scale_s), last.draft, last.other)
+
+    def _solved(self, grams: Sequence[Array]) -> Solution:
+        """What fits best."""
         verify, draft, other = grams
         return Solution(
             self.verify.solved(verify, self.state.solution.curve.scale_s),
