@@ -136,7 +136,7 @@ class View(Struct, frozen=True):
     previous: Plan | None = None
     mean_requests: float = 0.0
     """Live decode requests, recently."""
-    afresh: bool = True
+    afresh: bool = False
     """Whether what was decided before is in doubt everywhere: at the first plan, after a change of policy or
     mode, after a restart from a snapshot, after an alarm."""
     segmenter: Segmenter = Segmenter()

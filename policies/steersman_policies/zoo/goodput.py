@@ -80,10 +80,10 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
 
     def _groups(self, view: View) -> list[list[SegmentBelief]]:
         """Segments that are decided together: those that share the batch; the others one by one."""
-        live = [s for s in view.segments if s.share >= self.live_share] or list(view.segments)
-        if not view.hello.per_request_k:
+        live = [s for s in view.segments if s.share >= self.live_share]
+        if not live or not view.hello.per_request_k:
             return [list(view.segments)]
-        return [live, *([s] for s in view.segments if s not in live)]
+        return [live, *([s] for s in view.segments if s.share < self.live_share)]
 
     def _decide(self, view: View, tables: Tables, menu: Menu, numbers: Iterable[int]) -> None:
         """Put the best K of the segments of a menu into some cells."""
