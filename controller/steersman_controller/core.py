@@ -63,6 +63,8 @@ class Controller:
         self._planned_at_s: float | None = None
         self._heard_at_s: float | None = None
         self._reissue = False
+        self._checked_for: Hello | None = None
+        """As which the engine can follow the plan in force."""
         self._afresh = True
         self._alarms = 0
         """Alarms of the belief that a plan has taken note of."""
@@ -226,18 +228,22 @@ class Controller:
         view = self.view(now_s)
         try:
             plan, memory = self.policy.plan(view, self.memory, chance)
-            reason = refusal(plan, self.hello, self.fingerprint)
+            known = (
+                self._checked_for is self.hello and view.previous is not None and _same(plan, view.previous)
+            )
+            reason = None if known else refusal(plan, self.hello, self.fingerprint)
         except Exception:  # whatever it is, the plan in force stays
             self.counters["planner_errors"] += 1
             return None
         if reason is not None or plan.plan_id != view.next_plan_id:
             self.counters["plans_unfit"] += 1
             return None
+        self._checked_for = self.hello
         self._afresh, self._alarms = False, self.belief.alarms.total()
         return plan, memory
 
     def _decide_afresh(self) -> None:
-        self._planned_at_s = None
+        self._planned_at_s = self._checked_for = None
         self._afresh = True
 
     def _observe_step(self, report: StepReport, now_s: float) -> None:

@@ -59,17 +59,24 @@ class Ladder(Struct, frozen=True, gc=False):
 
 
 class Block(Struct, frozen=True, gc=False):
-    """Candidates of a ladder between two points of the grid of tokens, in one batch."""
+    """Candidates of a ladder in one batch, over which all seconds are linear."""
 
     ladder: Ladder
     first: int
     end: int
     point: int
-    """The grid point before them."""
-    width: float
-    """To the next grid point; infinite where the cost is flat."""
+    """Between this point of the grid of tokens and `after`."""
+    after: int
+    offset: float
+    """Draft tokens per live request, negative, with which the forward would be at `point`."""
+    per_width: float
+    """By what the difference between the two points is to be multiplied, for a draft token per request."""
+    fixed_s: float
+    """Of all but the forward, without any request that is asked."""
+    asked_s: float
+    """By share of the requests that is asked."""
     least_s: float
-    """No candidate takes less, besides the forward."""
+    """Of all but the forward, for the candidate that needs least."""
 
 
 class Outcome(NamedTuple):
@@ -184,9 +191,10 @@ class Batch:
         """
         best, found = more_than, list[tuple[Block, list[float]]]()
         for block in self.blocks:
-            start_s, slope = self._line(block, row)
+            ladder, start_s = block.ladder, row[block.point]
+            slope = (row[block.after] - start_s) * block.per_width
+            start_s -= slope * block.offset
             rate = best * (1.0 - tie) * (1.0 - ROUNDING)
-            ladder = block.ladder
             ablest = bisect_left(ladder.orders, -rate * slope, block.first + 1, block.end) - 1
             least_s = start_s + slope * ladder.drafted[ablest] + block.least_s
             if ladder.tokens[ablest] < rate * least_s:
@@ -216,46 +224,56 @@ class Batch:
         seconds = verify_s + self._draft_s(depth, asked) + self.other_s
         return Outcome(tokens, target_tokens, max(seconds, SHORTEST_S))
 
-    def _line(self, block: Block, row: Row) -> tuple[float, float]:
-        """Seconds of the forward in a block: without draft tokens, and for one per live request."""
-        start_s = row[block.point]
-        if block.width == inf:
-            return start_s, 0.0
-        slope = (row[block.point + 1] - start_s) / block.width
-        return start_s + slope * (self.anchors - self.menu.cost.tokens_grid[block.point]), slope * self.batch
-
     def _scores(self, block: Block, start_s: float, slope: float) -> list[float]:
         """Tokens per second and request of each candidate of a block: as `outcome` says, in one go."""
-        ladder, part = block.ladder, slice(block.first, block.end)
-        asked = ladder.asked[part]
-        fixed_s = {share: start_s + self.other_s + self._draft_s(ladder.depth, share) for share in set(asked)}
+        ladder, part, asked_s = block.ladder, slice(block.first, block.end), block.asked_s
+        start_s += block.fixed_s
+        columns = zip(ladder.tokens[part], ladder.drafted[part], ladder.asked[part], strict=True)
         return [
-            tokens / max(fixed_s[share] + slope * drafted, SHORTEST_S)
-            for tokens, drafted, share in zip(ladder.tokens[part], ladder.drafted[part], asked, strict=True)
+            tokens / max(start_s + slope * drafted + asked_s * asked, SHORTEST_S)
+            for tokens, drafted, asked in columns
         ]
 
     def _draft_s(self, depth: int, asked: float) -> float:
         return self.menu.cost.draft_at(depth, self.batch * min(asked, 1.0)) if depth else 0.0
 
     def _blocks(self, ladder: Ladder) -> list[Block]:
-        grid, batch, anchors = self.menu.cost.tokens_grid, self.batch, self.anchors
-        least_s = self.other_s + self._least_draft_s(ladder)
-        blocks, first, last = [], 0, len(grid) - 2
+        batch, anchors, grid = self.batch, self.anchors, self.menu.cost.tokens_grid
+        blocks, first, same_line = [], 0, -inf
         while first < len(ladder.drafted):
-            point = min(bisect_right(grid, anchors + batch * ladder.drafted[first]) - 1, last)
-            width = float(grid[point + 1] - grid[point]) if point >= 0 else inf
-            until = (grid[point + 1] - anchors) / batch if point < last else inf
-            end = bisect_right(ladder.drafted, until, first + 1)
-            blocks.append(Block(ladder, first, end, max(point, 0), width, least_s))
+            if ladder.asked[first] > same_line:
+                fixed_s, asked_s, same_line = self._draft_line(ladder.depth, ladder.asked[first])
+            point, until = _interval(grid, anchors + batch * ladder.drafted[first])
+            end = bisect_right(ladder.drafted, (until - anchors) / batch, first + 1)
+            end = bisect_right(ladder.asked, same_line, first + 1, end)
+            per_width = batch / (grid[point + 1] - grid[point]) if point >= 0 else 0.0
+            point = max(point, 0)
+            least_s = fixed_s + asked_s * ladder.asked[first if asked_s > 0.0 else end - 1]
+            after, offset = min(point + 1, len(grid) - 1), (grid[point] - anchors) / batch
+            blocks.append(
+                Block(ladder, first, end, point, after, offset, per_width, fixed_s, asked_s, least_s)
+            )
             first = end
         return blocks
 
-    def _least_draft_s(self, ladder: Ladder) -> float:
-        """Drafting takes no less for any candidate."""
-        cost, asked = self.menu.cost, ladder.asked
-        if not ladder.depth:
-            return 0.0
-        least_s = self._draft_s(ladder.depth, asked[0])
-        if asked[-1] != asked[0]:
-            least_s = min(least_s, self._draft_s(ladder.depth, asked[-1]))
-        return least_s if len(cost.requests_grid) <= 2 else min(least_s, *cost.draft_s[ladder.depth])
+    def _draft_line(self, depth: int, asked: float) -> tuple[float, float, float]:
+        """Seconds of all but the forward: at 0 and by share of the requests asked; and up to which share."""
+        if not depth:
+            return self.other_s, 0.0, inf
+        grid, row = self.menu.cost.requests_grid, self.menu.cost.draft_s[depth]
+        point, until = _interval(grid, self.batch * asked)
+        if point < 0:
+            return self.other_s + row[0], 0.0, until / self.batch
+        slope = (row[point + 1] - row[point]) / (grid[point + 1] - grid[point])
+        return self.other_s + row[point] - slope * grid[point], slope * self.batch, until / self.batch
+
+
+def _interval(grid: Sequence[int], at: float) -> tuple[int, float]:
+    """As `interpolate` sees it: the point on the left, -1 where it is flat; and where the next one begins.
+
+    >>> [_interval((2, 4, 8), at) for at in (1, 3, 5, 9)], _interval((2,), 3)
+    ([(-1, 2), (0, 4), (1, inf), (1, inf)], (-1, inf))
+    """
+    last = len(grid) - 2
+    point = min(bisect_right(grid, at) - 1, last)
+    return point, grid[point + 1] if point < last else inf

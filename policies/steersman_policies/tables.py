@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise, product
 from typing import NamedTuple
 
@@ -57,9 +58,7 @@ class Tables:
         self.batches = cell_batches(view.batch_edges, view.hello.max_batch)
         self.contexts = cell_contexts(view.context_edges, view.mean_context_tokens)
         kinds = (False, True) if view.prefill_tokens > 0.0 else (False,)
-        self.places = [
-            Place(*place) for place in product(kinds, range(len(self.batches)), range(len(self.contexts)))
-        ]
+        self.places = _places(len(kinds), len(self.batches), len(self.contexts))
         old, edges = view.previous, (view.batch_edges, view.context_edges)
         ours = old is not None and old.policy == policy and (old.batch_edges, old.context_edges) == edges
         self.old = old if ours else None
@@ -68,15 +67,16 @@ class Tables:
         self._held = {kind: self._start(kind) for kind in kinds}
         self._changes: dict[tuple[bool, str], dict[tuple[int, int], int]] = defaultdict(dict)
 
-    def near(self) -> list[int]:
+    def near(self) -> set[int]:
         """Numbers of the places of the present load, and of those next to it in steps without prefill."""
         batch = bucket(self._view.batch_edges, self._view.mean_requests)
         context = bucket(self._view.context_edges, self._view.mean_context_tokens)
-        return [
-            number
-            for number, place in enumerate(self.places)
-            if abs(place.batch - batch) + abs(place.context - context) + place.prefill <= 1
-        ]
+        batches, contexts = len(self.batches), len(self.contexts)
+        near = {batch * contexts + near for near in range(max(context - 1, 0), min(context + 2, contexts))}
+        near |= {near * contexts + context for near in range(max(batch - 1, 0), min(batch + 2, batches))}
+        if True in self._held:
+            near.add((batches + batch) * contexts + context)
+        return near
 
     def held(self, segments: Sequence[str], place: Place) -> tuple[int, ...]:
         """The K in force by segment; empty where there are none, or some that are not reachable any more."""
@@ -95,8 +95,10 @@ class Tables:
         """The tables as they are now, by segment; none where the load has no prefill."""
         if prefill not in self._held:
             return {}
-        nothing = ((0,) * len(self.contexts),) * len(self.batches)
         held = self._held[prefill]
+        if held and not self._changes:
+            return held
+        nothing = ((0,) * len(self.contexts),) * len(self.batches)
         return {
             s.segment: _with(held.get(s.segment, nothing), self._changes.get((prefill, s.segment), {}))
             for s in self._view.segments
@@ -111,6 +113,14 @@ class Tables:
             return {}
         unknown = tables[UNKNOWN_SEGMENT]
         return {s.segment: tables.get(s.segment, unknown) for s in self._view.segments}
+
+
+@lru_cache(maxsize=16)
+def _places(kinds: int, batches: int, contexts: int) -> tuple[Place, ...]:
+    return tuple(
+        Place(kind > 0, batch, context)
+        for kind, batch, context in product(range(kinds), range(batches), range(contexts))
+    )
 
 
 def _with(table: KTable, changes: Mapping[tuple[int, int], int]) -> KTable:
