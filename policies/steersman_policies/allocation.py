@@ -169,8 +169,8 @@ class Menu:
     def _rise(self, segment: int, below: int, k: int) -> Rise:
         tokens, drafted = self.tokens[segment], self.drafted[segment]
         gain, cost = tokens[k] - tokens[below], drafted[k] - drafted[below]
-        order = -gain / cost if cost > 0.0 else 0.0
-        return order, k, segment, below, gain, cost, 0.0 if below else self.weights[segment]
+        asked = 0.0 if below else self.weights[segment]
+        return -gain / cost if cost > 0.0 else 0.0, k, segment, below, gain, cost, asked
 
 
 class Batch:

@@ -249,7 +249,7 @@ def _drafted_share(offered: Array) -> Array:
     above: Array = np.ones(MAX_SEGMENTS)
     for j in range(len(shares)):
         above = shares[j] = np.minimum(above, (above + did[j]) / could[j])
-    return shares.T
+    return np.asarray(shares.T)
 
 
 def _apart(by_k: Positions, mean: Array, worth: Array) -> dict[int, dict[int, tuple[float, ...]]]:

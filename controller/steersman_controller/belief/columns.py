@@ -233,7 +233,7 @@ def _triples(triples: Sequence[tuple[float, float, float]]) -> Array:
     if len(encoded) < 4 * number + 16:
         packed = encoded[len(encoded) - 4 * number :].reshape(number, 4).T
         if (packed[0] == TRIPLE).all() and (packed[1:] <= LARGEST_IN_A_BYTE).all():
-            return packed[1:].astype(np.float64, order="C")
+            return np.asarray(packed[1:].astype(np.float64, order="C"))
     flat = list(chain.from_iterable(triples))
     return np.fromiter(flat, np.float64, len(flat)).reshape(number, 3).T
 

@@ -124,16 +124,18 @@ class CostModel:
     @property
     def relative_error(self) -> float:
         """Typical |predicted - actual| / actual of recent steps; 1.0 before there is any evidence."""
-        return self.errors()["step"].relative
+        wrong, total = self.state.errors[-1].tolist()
+        return _relative(wrong, total)
 
     def errors(self) -> dict[Phase, PredictionError]:
         """Predicted against actual, by phase; the means as of the last settling."""
         state, last = self.state, self.state.filled - 1
         out: dict[Phase, PredictionError] = {}
         for index, (phase, (wrong, total)) in enumerate(zip(PHASES, state.errors.tolist(), strict=True)):
-            relative = min(wrong / total, 1.0) if total > 0.0 else 1.0
             out[phase] = PredictionError(
-                float(state.predicted[last, index]), float(state.actual[last, index]), relative
+                float(state.predicted[last, index]),
+                float(state.actual[last, index]),
+                _relative(wrong, total),
             )
         return out
 
@@ -369,6 +371,10 @@ class CostModel:
         places = (state.logs_seen[at.cells] - 1 - at.later.astype(np.int64)) % RECENT
         state.logs[at.cells, places] = logs[at.order]
         return np.asarray(wrong / np.maximum(actual, 1e-9))
+
+
+def _relative(wrong: float, total: float) -> float:
+    return min(wrong / total, 1.0) if total > 0.0 else 1.0
 
 
 def _context_grid(max_batch: int) -> tuple[int, ...]:

@@ -78,7 +78,7 @@ class Tally:
     def reached(self) -> Counts:
         """By position: those before it were accepted, and it was offered."""
         rejected = self._outcomes.sum(axis=0) - self._outcomes.diagonal()
-        return self.accepted + rejected[:-1].astype(np.int64)
+        return np.asarray(self.accepted + rejected[:-1].astype(np.int64))
 
     def add(self, every: Columns, reports: Sequence[StepReport]) -> None:
         """Count the steps of some reports, which are given both ways."""
@@ -100,4 +100,4 @@ class Tally:
 
 def _or_more(counts: Array) -> Counts:
     """How many have 1, 2, ... or more."""
-    return counts[:0:-1].cumsum()[::-1].astype(np.int64)
+    return np.asarray(counts[:0:-1].cumsum()[::-1], np.int64)

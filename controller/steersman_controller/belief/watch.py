@@ -120,7 +120,7 @@ class Watch:
         alarmed = np.zeros(0, np.int64)
         # The threshold is `CAUTION` / tolerance.
         if (above.max(axis=(0, 1), initial=0.0) * tolerance > CAUTION).any():
-            hit: Mask = (above * tolerance > CAUTION).any(axis=0)
+            hit: Mask = np.asarray((above * tolerance > CAUTION).any(axis=0))
             steps = int(hit.any(axis=1).argmax()) + 1
             alarmed = np.flatnonzero(hit[steps - 1])
         if steps:
