@@ -28,7 +28,7 @@ MOST_CHARGED = 0.1
 class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """Parameters; the defaults suit steps of 7 to 500 ms."""
 
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     band: Fraction = 0.03
     """A K in force stays until another promises more than this fraction above it. Where the seconds of a step
     are known better than that, so much is enough, down to `LEAST_BAND`."""
