@@ -68,6 +68,11 @@ class Controller:
         self._planned_at_s: float | None = None
         self._heard_at_s: float | None = None
         self._reissue = False
+        self._checked_for: Hello | None = None
+        """As which the engine can follow the plan in force."""
+        self._afresh = True
+        self._alarms = 0
+        """Alarms of the belief that a plan has taken note of."""
         self._clock = EngineClock()
 
     def observe(self, record: FromEngine, now_s: float) -> None:
@@ -111,12 +116,12 @@ class Controller:
         """Plan with another policy from the next `plan` on, which is due at once."""
         self.policy, self.policy_name = policy, name
         self.memory = {}
-        self._planned_at_s = None
+        self._decide_afresh()
 
     def set_mode(self, mode: Literal["shadow", "steer"]) -> None:
         """Only watch, or act, from the next `plan` on, which is due at once."""
         self.mode = mode
-        self._planned_at_s = None
+        self._decide_afresh()
 
     def restarted(self) -> None:
         """The same engine booted again: what was learned stays, its clock and its plan are gone."""
@@ -146,8 +151,10 @@ class Controller:
             seed=self.config.seed,
             cost=self.belief.cost.compile(prefill_tokens),
             segments=self.segments(),
+            mean_requests=self.belief.load.mean_requests,
             mean_context_tokens=self.belief.load.mean_context_tokens,
             prefill_tokens=prefill_tokens,
+            afresh=self._afresh or self.belief.alarms.total() > self._alarms,
             batch_edges=batch_edges(self.hello.max_batch),
             context_edges=self.config.context_edges,
             previous=self.plan_in_force,
@@ -232,7 +239,7 @@ class Controller:
         self.plan_in_force = contents.plan
         self.last_plan_id, self._plans = max(contents.plan_id, self.last_plan_id), contents.plans
         self.counters = Counter(contents.counters)
-        self._planned_at_s = None
+        self._decide_afresh()
         self._reissue = True
 
     def _ask(self, now_s: float) -> tuple[Plan, Memory] | None:
@@ -241,14 +248,23 @@ class Controller:
         view = self.view(now_s)
         try:
             plan, memory = self.policy.plan(view, self.memory, chance)
-            reason = refusal(plan, self.hello, self.fingerprint)
+            known = (
+                self._checked_for is self.hello and view.previous is not None and _same(plan, view.previous)
+            )
+            reason = None if known else refusal(plan, self.hello, self.fingerprint)
         except Exception:  # whatever it is, the plan in force stays
             self.counters["planner_errors"] += 1
             return None
         if reason is not None or plan.plan_id != view.next_plan_id:
             self.counters["plans_unfit"] += 1
             return None
+        self._checked_for = self.hello
+        self._afresh, self._alarms = False, self.belief.alarms.total()
         return plan, memory
+
+    def _decide_afresh(self) -> None:
+        self._planned_at_s = self._checked_for = None
+        self._afresh = True
 
     def _observe_step(self, report: StepReport, now_s: float) -> None:
         self.counters["reports"] += 1

@@ -196,7 +196,7 @@ def bench_belief(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the reports.")] = 0,
     as_json: Json = False,
 ) -> int:
-    """Measure what learning costs, from the socket to the tables that planners read (a minute)."""
+    """Measure what learning and planning cost, from the socket to the next plan (two minutes)."""
     # One core is what is measured; this must be said before numpy is imported.
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(threads, "1")

@@ -1,184 +1,279 @@
 """The best K by segment in one cell of a plan: committed tokens per busy second.
 
-In a cell of `b` live requests, of which the share `w_s` belongs to segment s, raising K of s from
+In a batch of `b` live requests, of which the share `w_s` belongs to segment s, raising K of s from
 j - 1 to j adds ``b * w_s * offered_sj`` tokens to the target's forward and commits
 ``b * w_s * survival_sj`` more tokens on average. Sorted by survival per offered token, the prefixes
 of that list are the candidates (survival falls with j, so every prefix is a valid set of K). Step
-costs are stepped and not convex, so *all* prefixes are scored, for every drafting depth, and the
-global maximum wins (papers: SmartSpec, arXiv 2406.14066; DSpark, arXiv 2607.05147).
+costs are stepped and not convex, so the global maximum over *all* prefixes wins, for every drafting
+depth (papers: SmartSpec, arXiv 2406.14066; DSpark, arXiv 2607.05147).
 
 Everything about a candidate but its seconds is proportional to the batch. So the candidates of a plan
-are made once, and a cell only walks through their numbers.
+are made once. In a cell they come in blocks, within which seconds of the forward are linear in draft tokens.
+Of two neighbours in a block the longer is worth more than it costs, at a given rate of tokens per second,
+as long as its last rise brings more tokens per draft token than so many seconds are worth: the one after
+which this ends is the best that the block can offer. Where even that one, with the least that drafting
+can take, falls short of the rate that was found elsewhere, the block is passed over.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from operator import attrgetter
-from typing import TypeAlias
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import inf
+from operator import getitem, itemgetter
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from steersman_policies.units import UNKNOWN_SEGMENT
 from steersman_policies.view import Row, SegmentBelief, View, interpolate
 
-Lengths: TypeAlias = Mapping[str, int]
-"""K by segment."""
+Lengths: TypeAlias = tuple[int, ...]
+"""K by segment, in the order of a menu."""
+
+SHORTEST_S = 1e-9
+"""No step takes less."""
+
+ROUNDING = 1e-9
+"""Bounds are taken this much wider: the same sums in another order differ in their last digits."""
 
 
-class Candidate(Struct, frozen=True, gc=False):
-    """K by segment, and what it means per live request of the batch."""
+Rise: TypeAlias = tuple[float, int, int, int, float, float, float]
+"""A segment is asked for more: order, K, segment, K below, and what it adds per live request of the batch in
+committed tokens, draft tokens and requests asked. The order, in which the best come first, is minus the
+tokens committed per draft token."""
 
-    lengths: Lengths
-    tokens: float
-    """Committed, the bonus token included."""
-    drafted: float
-    asked: float
-    """Share of the requests that the drafter is asked about."""
+
+class Ladder(Struct, frozen=True, gc=False):
+    """Candidates of one depth, each with the rises of the one before and one more."""
+
     depth: int
+    rises: Sequence[Rise]
+    taken: int
+    """Rises of the first candidate."""
+    orders: Sequence[float]
+    """Of the last rise of each candidate: ascending."""
+    tokens: list[float]
+    """Committed per live request, the bonus token included; by candidate."""
+    drafted: list[float]
+    asked: list[float]
+    """Share of the requests that the drafter is asked about."""
+
+
+class Block(Struct, frozen=True, gc=False):
+    """Candidates of a ladder in one batch, over which all seconds are linear."""
+
+    ladder: Ladder
+    first: int
+    end: int
+    point: int
+    """Between this point of the grid of tokens and `after`."""
+    after: int
+    offset: float
+    """Draft tokens per live request, negative, with which the forward would be at `point`."""
+    per_width: float
+    """By what the difference between the two points is to be multiplied, for a draft token per request."""
+    fixed_s: float
+    """Of all but the forward, without any request that is asked."""
+    asked_s: float
+    """By share of the requests that is asked."""
+    least_s: float
+    """Of all but the forward, for the candidate that needs least."""
+
+
+class Outcome(NamedTuple):
+    """What is expected of a step."""
+
+    tokens: float
+    """Committed per live request."""
+    target_tokens: float
+    seconds: float
 
 
 class Menu:
-    """The candidates for a group of segments that share a batch, those with fewest draft tokens first."""
+    """The candidates for segments that share a batch."""
 
     def __init__(self, view: View, segments: Sequence[SegmentBelief], known_weight: float) -> None:
         self.cost = view.cost
         self.reachable = view.hello.reachable_k
+        self.names = tuple(s.segment for s in segments)
         total = sum(s.share for s in segments)
-        self.weights = {s.segment: s.share / total if total > 0.0 else 1.0 / len(segments) for s in segments}
+        self.weights = [s.share / total if total > 0.0 else 1.0 / len(segments) for s in segments]
         # A segment that is hardly known is judged by its lower bound: speculation has to earn it.
-        self.tokens = {s.segment: s.gains(low=s.weight < known_weight) for s in segments}
-        self.drafted = {s.segment: _sums(s.offered()) for s in segments}
-        choices = self._prefixes() if view.hello.per_request_k else self._uniform()
-        self.candidates = sorted(choices, key=attrgetter("drafted"))
-        self.all_drafted = [candidate.drafted for candidate in self.candidates]
-        self.all_tokens = [candidate.tokens for candidate in self.candidates]
+        self.tokens = [
+            [weight * tokens for tokens in s.gains(low=s.weight < known_weight)]
+            for weight, s in zip(self.weights, segments, strict=True)
+        ]
+        self.drafted = [
+            [weight * drafted for drafted in accumulate(s.offered(), initial=0.0)]
+            for weight, s in zip(self.weights, segments, strict=True)
+        ]
+        self.ladders = self._by_depth() if view.hello.per_request_k else self._uniform()
 
-    def candidate(self, lengths: Lengths) -> Candidate:
-        """What these K mean."""
-        weights = self.weights
-        return Candidate(
-            lengths=lengths,
-            tokens=1.0 + sum(weights[s] * self.tokens[s][k] for s, k in lengths.items()),
-            drafted=sum(weights[s] * self.drafted[s][k] for s, k in lengths.items()),
-            asked=min(sum(weights[s] for s, k in lengths.items() if k), 1.0),
-            depth=max(lengths.values()),
-        )
+    def totals(self, lengths: Lengths) -> tuple[float, float, float, int]:
+        """Of these K: tokens committed, draft tokens and requests asked per live request; and the depth."""
+        asked = sum(weight for weight, k in zip(self.weights, lengths, strict=True) if k)
+        drafted = sum(map(getitem, self.drafted, lengths))
+        return 1.0 + sum(map(getitem, self.tokens, lengths)), drafted, min(asked, 1.0), max(lengths)
 
-    def fixed_s(self, batch: int) -> list[float]:
-        """Seconds of each candidate apart from the target's forward."""
-        other_s = self.cost.other_at(batch)
-        draft_s: dict[tuple[int, float], float] = {}
-        out = []
-        for candidate in self.candidates:
-            key = (candidate.depth, candidate.asked)
-            if key not in draft_s:
-                draft_s[key] = self.cost.draft_at(key[0], batch * key[1]) if key[0] else 0.0
-            out.append(other_s + draft_s[key])
-        return out
+    def lengths(self, ladder: Ladder, index: int) -> Lengths:
+        """K by segment of a candidate."""
+        found = [self.reachable[0]] * len(self.names)
+        for _, k, segment, *_ in ladder.rises[: ladder.taken + index]:
+            found[segment] = k
+        return tuple(found)
 
-    def _uniform(self) -> list[Candidate]:
-        return [self.candidate(dict.fromkeys(self.weights, k)) for k in self.reachable]
+    def _uniform(self) -> list[Ladder]:
+        ladders = []
+        for k in self.reachable:
+            rises = [(0.0, k, s, 0, 0.0, 0.0, 0.0) for s in range(len(self.names))]
+            tokens, drafted, asked, _ = self.totals((k,) * len(self.names))
+            ladders.append(Ladder(k, rises, len(rises), (0.0,), [tokens], [drafted], [asked]))
+        return ladders
 
-    def _prefixes(self) -> list[Candidate]:
-        """For every depth, each prefix of the increments sorted by what a draft token brings."""
-        increments = self._increments()
-        floor = self.candidate(dict.fromkeys(self.weights, self.reachable[0]))
-        found = {tuple(floor.lengths.values()): floor}
-        for depth in self.reachable[1:]:
-            lengths, deepest = dict(floor.lengths), floor.depth
-            tokens, drafted, asked = floor.tokens, floor.drafted, floor.asked
-            for _, k, segment in increments:
-                below = lengths[segment]
-                # A rise that sorts before the rise below it is taken together with that one.
-                if not below < k <= depth:
-                    continue
-                lengths[segment], deepest, weight = k, max(deepest, k), self.weights[segment]
-                tokens += weight * (self.tokens[segment][k] - self.tokens[segment][below])
-                drafted += weight * (self.drafted[segment][k] - self.drafted[segment][below])
-                asked += 0.0 if below else weight
-                key = tuple(lengths.values())
-                if key not in found:
-                    found[key] = Candidate(dict(lengths), tokens, drafted, min(asked, 1.0), deepest)
-        return list(found.values())
+    def _by_depth(self) -> list[Ladder]:
+        """For every depth, the prefixes that no smaller depth has."""
+        tokens, drafted, asked, depth = self.totals((self.reachable[0],) * len(self.names))
+        ladders = [Ladder(depth, (), 0, (0.0,), [tokens], [drafted], [asked])]
+        stairs: list[list[Rise]] = [[] for _ in self.names]
+        rises: list[Rise] = []
+        for below, k in pairwise(self.reachable):
+            for segment, stair in enumerate(stairs):
+                rise = self._rise(segment, below, k)
+                if stair and rise[0] < stair[-1][0]:
+                    rise, replaced = self._merged(stair, rise)
+                    rises = [old for old in rises if old not in replaced]
+                stair.append(rise)
+                rises.append(rise)
+            rises.sort(key=itemgetter(0))  # of equals, the one to the smaller K stays in front
+            orders, ks, _, _, *more = zip(*rises, strict=True)
+            first = ks.index(k) + 1
+            by_tokens, by_drafted, by_asked = (
+                list(accumulate(column, initial=start))[first:]
+                for column, start in zip(more, (tokens, drafted, asked), strict=True)
+            )
+            ladders.append(
+                Ladder(k, tuple(rises), first, orders[first - 1 :], by_tokens, by_drafted, by_asked)
+            )
+        return ladders
 
-    def _increments(self) -> list[tuple[float, int, str]]:
-        """(minus committed per draft token, K, segment) of each rise by one reachable K, best first."""
-        increments = []
-        for segment in self.weights:
-            tokens, drafted = self.tokens[segment], self.drafted[segment]
-            for below, k in pairwise(self.reachable):
-                gain, cost = tokens[k] - tokens[below], drafted[k] - drafted[below]
-                increments.append((-gain / cost if cost > 0.0 else 0.0, k, segment))
-        return sorted(increments)
+    def _merged(self, stair: list[Rise], rise: Rise) -> tuple[Rise, list[Rise]]:
+        """A rise that brings more per draft token than those before it is taken together with these, so that
+        each sorts behind what it stands on; and what it replaces."""
+        replaced: list[Rise] = []
+        while stair and rise[0] < (order := stair[-1][0]):
+            if rise[0] >= order - ROUNDING * abs(order):
+                return (order, *rise[1:]), replaced
+            replaced.append(stair.pop())
+            rise = self._rise(rise[2], replaced[-1][3], rise[1])
+        return rise, replaced
+
+    def _rise(self, segment: int, below: int, k: int) -> Rise:
+        tokens, drafted = self.tokens[segment], self.drafted[segment]
+        gain, cost = tokens[k] - tokens[below], drafted[k] - drafted[below]
+        asked = 0.0 if below else self.weights[segment]
+        return -gain / cost if cost > 0.0 else 0.0, k, segment, below, gain, cost, asked
 
 
-class Cell:
-    """One cell of the plan: the candidates of a menu at a batch size, a context and a prefill."""
+class Batch:
+    """A menu at a batch size, with some prefill in the forward."""
 
-    def __init__(
-        self, menu: Menu, batch: int, prefill_tokens: float, verify_row: Row, fixed_s: Sequence[float]
-    ) -> None:
+    def __init__(self, menu: Menu, batch: int, prefill_tokens: float) -> None:
         self.menu = menu
         self.batch = batch
         self.anchors = batch + prefill_tokens
-        self.row = verify_row
-        self.fixed_s = fixed_s
+        self.other_s = menu.cost.other_at(batch)
+        self.blocks = [block for ladder in menu.ladders for block in self._blocks(ladder)]
 
-    def choose(self, held: Lengths, band: float, tie: float) -> Lengths:
-        """The best K by segment; the `held` one while nothing beats it by more than `band`."""
-        scores = self._scores()
-        enough = max(scores) * (1.0 - tie)
-        best = next(i for i, score in enumerate(scores) if score >= enough)
-        if held:
-            # What the plan did not name was served as unknown.
-            mine = {segment: held.get(segment, held[UNKNOWN_SEGMENT]) for segment in self.menu.weights}
-            if self.goodput(self.menu.candidate(mine)) * (1.0 + band) >= scores[best]:
-                return mine
-        return self.menu.candidates[best].lengths
+    def best(self, row: Row, tie: float, more_than: float) -> Lengths:
+        """K by segment of the best candidate, or of the one with fewest draft tokens among those within the
+        fraction `tie` of it; empty where none makes more than `more_than` tokens per second and request.
 
-    def goodput(self, candidate: Candidate) -> float:
-        """Committed tokens per second."""
-        return self.batch * candidate.tokens / self.seconds(candidate)
+        `row`: seconds of the forward by the grid of tokens.
+        """
+        best, found = more_than, list[tuple[Block, list[float]]]()
+        for block in self.blocks:
+            ladder, start_s = block.ladder, row[block.point]
+            slope = (row[block.after] - start_s) * block.per_width
+            start_s -= slope * block.offset
+            rate = best * (1.0 - tie) * (1.0 - ROUNDING)
+            ablest = bisect_left(ladder.orders, -rate * slope, block.first + 1, block.end) - 1
+            least_s = start_s + slope * ladder.drafted[ablest] + block.least_s
+            if ladder.tokens[ablest] < rate * least_s:
+                continue
+            scores = self._scores(block, start_s, slope)
+            top = max(scores)
+            if top > more_than:
+                best = max(best, top)
+                found.append((block, scores))
+        enough = best * (1.0 - tie)
+        choices: list[tuple[float, Ladder, int]] = []
+        for block, scores in found:
+            index = next((i for i, score in enumerate(scores, block.first) if score >= enough), -1)
+            if index >= 0:
+                choices.append((block.ladder.drafted[index], block.ladder, index))
+        if not choices:
+            return ()
+        _, ladder, index = min(choices, key=itemgetter(0))
+        return self.menu.lengths(ladder, index)
 
-    def seconds(self, candidate: Candidate) -> float:
-        """Duration of a step."""
+    def outcome(self, lengths: Lengths, row: Row) -> Outcome:
+        """What a step with these K brings."""
         cost, batch = self.menu.cost, self.batch
-        verify_s = interpolate(cost.tokens_grid, self.row, self.anchors + batch * candidate.drafted)
-        draft_s = cost.draft_at(candidate.depth, batch * candidate.asked) if candidate.depth else 0.0
-        return max(verify_s + draft_s + cost.other_at(batch), 1e-9)
+        tokens, drafted, asked, depth = self.menu.totals(lengths)
+        target_tokens = self.anchors + batch * drafted
+        verify_s = interpolate(cost.tokens_grid, row, target_tokens)
+        seconds = verify_s + self._draft_s(depth, asked) + self.other_s
+        return Outcome(tokens, target_tokens, max(seconds, SHORTEST_S))
 
-    def _scores(self) -> list[float]:
-        """`goodput` of every candidate: the same sums, with the interpolation written out."""
-        menu, row, batch, anchors = self.menu, self.row, self.batch, self.anchors
-        grid = menu.cost.tokens_grid
-        slopes = _slopes(grid, row)
-        left, last, scores = 0, len(slopes) - 1, []
-        for drafted, tokens, fixed_s in zip(menu.all_drafted, menu.all_tokens, self.fixed_s, strict=True):
-            at = anchors + batch * drafted
-            while left < last and grid[left + 1] < at:
-                left += 1  # candidates come by ascending draft tokens
-            beyond = at - grid[left]
-            verify_s = row[left] + slopes[left] * beyond if beyond > 0.0 else row[left]
-            scores.append(batch * tokens / max(verify_s + fixed_s, 1e-9))
-        return scores
+    def _scores(self, block: Block, start_s: float, slope: float) -> list[float]:
+        """Tokens per second and request of each candidate of a block: as `outcome` says, in one go."""
+        ladder, part, asked_s = block.ladder, slice(block.first, block.end), block.asked_s
+        start_s += block.fixed_s
+        columns = zip(ladder.tokens[part], ladder.drafted[part], ladder.asked[part], strict=True)
+        return [
+            tokens / max(start_s + slope * drafted + asked_s * asked, SHORTEST_S)
+            for tokens, drafted, asked in columns
+        ]
+
+    def _draft_s(self, depth: int, asked: float) -> float:
+        return self.menu.cost.draft_at(depth, self.batch * min(asked, 1.0)) if depth else 0.0
+
+    def _blocks(self, ladder: Ladder) -> list[Block]:
+        batch, anchors, grid = self.batch, self.anchors, self.menu.cost.tokens_grid
+        blocks, first, same_line = [], 0, -inf
+        while first < len(ladder.drafted):
+            if ladder.asked[first] > same_line:
+                fixed_s, asked_s, same_line = self._draft_line(ladder.depth, ladder.asked[first])
+            point, until = _interval(grid, anchors + batch * ladder.drafted[first])
+            end = bisect_right(ladder.drafted, (until - anchors) / batch, first + 1)
+            end = bisect_right(ladder.asked, same_line, first + 1, end)
+            per_width = batch / (grid[point + 1] - grid[point]) if point >= 0 else 0.0
+            point = max(point, 0)
+            least_s = fixed_s + asked_s * ladder.asked[first if asked_s > 0.0 else end - 1]
+            after, offset = min(point + 1, len(grid) - 1), (grid[point] - anchors) / batch
+            blocks.append(
+                Block(ladder, first, end, point, after, offset, per_width, fixed_s, asked_s, least_s)
+            )
+            first = end
+        return blocks
+
+    def _draft_line(self, depth: int, asked: float) -> tuple[float, float, float]:
+        """Seconds of all but the forward: at 0 and by share of the requests asked; and up to which share."""
+        if not depth:
+            return self.other_s, 0.0, inf
+        grid, row = self.menu.cost.requests_grid, self.menu.cost.draft_s[depth]
+        point, until = _interval(grid, self.batch * asked)
+        if point < 0:
+            return self.other_s + row[0], 0.0, until / self.batch
+        slope = (row[point + 1] - row[point]) / (grid[point + 1] - grid[point])
+        return self.other_s + row[point] - slope * grid[point], slope * self.batch, until / self.batch
 
 
-def _slopes(grid: Sequence[int], row: Row) -> list[float]:
-    if len(grid) == 1:
-        return [0.0]
-    return [
-        (right - left) / (end - start)
-        for start, end, left, right in zip(grid, grid[1:], row, row[1:], strict=False)
-    ]
+def _interval(grid: Sequence[int], at: float) -> tuple[int, float]:
+    """As `interpolate` sees it: the point on the left, -1 where it is flat; and where the next one begins.
 
-
-def _sums(terms: Sequence[float]) -> list[float]:
-    """Running sums, from the empty one.
-
-    >>> _sums((0.5, 0.25))
-    [0.0, 0.5, 0.75]
+    >>> [_interval((2, 4, 8), at) for at in (1, 3, 5, 9)], _interval((2,), 3)
+    ([(-1, 2), (0, 4), (1, inf), (1, inf)], (-1, inf))
     """
-    sums = [0.0]
-    for term in terms:
-        sums.append(sums[-1] + term)
-    return sums
+    last = len(grid) - 2
+    point = min(bisect_right(grid, at) - 1, last)
+    return point, grid[point + 1] if point < last else inf

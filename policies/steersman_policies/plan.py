@@ -118,11 +118,12 @@ def _table_refusal(plan: Plan, hello: Hello) -> str | None:
     batches, contexts = len(plan.batch_edges) + 1, len(plan.context_edges) + 1
     if len(plan.fallback) != batches:
         return f"fallback: {len(plan.fallback)} entries for {batches} batch buckets"
+    asked = set(plan.fallback)
     for where, table in _tables(plan):
-        if len(table) != batches or any(len(row) != contexts for row in table):
+        if len(table) != batches or {contexts}.symmetric_difference(map(len, table)):
             return f"{where}: must be {batches} batch x {contexts} context buckets"
+        asked.update(*table)
     reachable = frozenset(hello.reachable_k)
-    asked = {k for _, table in _tables(plan) for row in table for k in row} | set(plan.fallback)
     if plan.explore is not None:
         if not plan.explore.k_set:
             return "explore.k_set: must not be empty"

@@ -128,11 +128,17 @@ class View(Struct, frozen=True):
     segments: tuple[SegmentBelief, ...]
     """Always holds `unknown`."""
     mean_context_tokens: float
+    """Of a live request, recently."""
     prefill_tokens: float
     """Mean over the recent steps that carried prefill."""
     batch_edges: tuple[Count, ...]
     context_edges: tuple[Count, ...]
     previous: Plan | None = None
+    mean_requests: float = 0.0
+    """Live decode requests, recently."""
+    afresh: bool = False
+    """Whether what was decided before is in doubt everywhere: at the first plan, after a change of policy or
+    mode, after a restart from a snapshot, after an alarm."""
     segmenter: Segmenter = Segmenter()
     slo: dict[Segment, Slo] = {}
 

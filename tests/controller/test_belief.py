@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steersman_controller.belief import arrays
+from steersman_controller.belief import columns as columns_module
 from steersman_controller.belief.belief import FOLD_AT, Belief
+from steersman_controller.belief.columns import columns
 from steersman_controller.core import Controller
 from steersman_controller.events import ControllerConfig
 from steersman_policies.codec import fingerprint_digest
@@ -243,6 +245,26 @@ def test_a_long_pause_is_no_clock_step() -> None:
         moved = msgspec.structs.replace(report, started_s=report.started_s + 3600.0)
         one.observe(moved, moved.started_s + moved.busy_s + late_s)
     assert one.counted()["reports_refused"] == 0
+
+
+@pytest.mark.parametrize("requests", [1, 127, 128, 255, 256, 70_000])
+def test_large_batches_are_read_as_they_are(requests: int) -> None:
+    """What does not fit into a byte counts like what does, also beside it."""
+    groups = [traffic.group("s1", 4, [2] * requests), traffic.group("s2", 8, [8, 0], undrafted=requests)]
+    found, sane = columns([traffic.report(0, groups)], traffic.K_MAX)
+    assert len(sane) == 1
+    assert found.requests.tolist() == [requests, requests + 2]
+    assert found.verified.tolist() == [requests, 1, 1]
+    assert found.marks.tolist() == [[4, 8, 8], [3, 8, 1], [2, 8, 0]]
+
+
+def test_a_byte_that_is_no_number_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If every byte were taken for a number, a negative count would be read as a large one."""
+    monkeypatch.setattr(columns_module, "LARGEST_IN_A_BYTE", 0xFF)
+    wrong = msgspec.structs.replace(traffic.group("s1", 4, [2]), outcomes=((4, 2, -1),))
+    assert columns_module._triples(wrong.outcomes)[2, 0] == 255.0
+    monkeypatch.undo()
+    assert columns_module._triples(wrong.outcomes)[2, 0] == -1.0
 
 
 def test_an_engine_that_cannot_draft_is_learned_from() -> None:

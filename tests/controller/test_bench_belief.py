@@ -9,9 +9,11 @@ import pytest
 from steersman_controller.belief.belief import Belief
 from steersman_controller.bench import belief as bench
 from steersman_controller.bench import ingest
-from steersman_controller.core import Controller
 from steersman_controller.sidecar.server import Sidecar
 from steersman_policies.messages import StepReport
+from steersman_policies.policy import Memory
+from steersman_policies.view import View
+from steersman_policies.zoo.goodput import Policy
 
 
 def measured(**more: int) -> dict[str, Any]:
@@ -30,7 +32,7 @@ def test_it_is_one_json_object_with_units() -> None:
     assert found["ingest"]["learned"] == 1_000
     assert found["ingest"]["lost"] == 0
     assert found["observe_us"]["mean"] > 0.0
-    assert found["plan_incremental_ms"] > 0.0
+    assert found["plan_incremental_ms"]["mean"] > 0.0
     assert found["compile_full_ms"] > 0.0
     assert {"machine", "version", "passed", "missed", "memory_growth_bytes", "decode_us"} <= set(found)
 
@@ -48,15 +50,15 @@ def test_slow_learning_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missed(measured(), "observe_us.mean")
 
 
-def test_slow_tables_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A view that takes 25 ms misses both marks of the tables."""
-    view = Controller.view
+def test_slow_planning_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planner that takes 25 ms misses both marks of planning."""
+    plan = Policy.plan
 
-    def slow(self: Controller, now_s: float) -> object:
+    def slow(self: Policy, view: View, memory: Memory, u: float) -> object:
         time.sleep(0.025)
-        return view(self, now_s)
+        return plan(self, view, memory, u)
 
-    monkeypatch.setattr(Controller, "view", slow)
+    monkeypatch.setattr(Policy, "plan", slow)
     found = measured()
     assert missed(found, "plan_incremental_ms")
     assert missed(found, "compile_full_ms")

@@ -336,3 +336,42 @@ def test_a_plan_that_the_engine_cannot_follow_is_never_sent() -> None:
     assert one.plan(2.0) is None
     assert one.plan_in_force is plan
     assert one.counters["plans_unfit"] == 1
+
+
+class Watching:
+    """A policy that writes down what it is shown."""
+
+    version = "1"
+
+    def __init__(self) -> None:
+        self.afresh: list[bool] = []
+
+    def plan(self, view: View, memory: Memory, u: float) -> tuple[Plan, Memory]:
+        """K = 2."""
+        self.afresh.append(view.afresh)
+        return load("fixed", {"k": 2}).plan(view, memory, u)
+
+
+def test_planners_are_told_when_all_is_in_doubt() -> None:
+    """At the first plan, after a change of policy or mode, a restart from a snapshot, an alarm; not else."""
+    one, policy = controller("fixed", k=3), Watching()
+    snapshot = one.snapshot()
+    one.set_policy(policy, "watching")  # type: ignore[arg-type]
+    toy = Toy(mixed(), lambda n: 0.02, 3)
+    closed_loop(one, toy, 300)
+    assert policy.afresh == [True] + [False] * (len(policy.afresh) - 1)
+
+    def told(change: Callable[[], object]) -> list[bool]:
+        policy.afresh.clear()
+        change()
+        one.policy = policy  # type: ignore[assignment]
+        for _ in range(2):
+            toy.now_s += 1.0
+            one.plan(toy.now_s)
+        return policy.afresh
+
+    assert told(lambda: None) == [False, False]
+    assert told(lambda: one.set_mode("shadow")) == [True, False]
+    assert told(lambda: one.set_policy(policy, "watching")) == [True, False]  # type: ignore[arg-type]
+    assert told(lambda: one.restore(snapshot)) == [True, False]
+    assert told(lambda: one.belief.alarms.update(cost=1)) == [True, False]

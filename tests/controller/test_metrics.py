@@ -143,7 +143,7 @@ def test_a_running_sidecar_shows_itself(
     assert one.value("steering", engine="gpu0") == 1
     assert one.value("engine_observe_only", engine="gpu0") == 0
     assert one.value("plan_id", engine="gpu0") == one.value("leased_plan_id", engine="gpu0")
-    assert one.value("policy_info", engine="gpu0", policy="goodput", policy_version="1") == 1
+    assert one.value("policy_info", engine="gpu0", policy="goodput", policy_version="2") == 1
     assert one.value("plan_acks_total", engine="gpu0", result="applied") >= 1
     assert one.value("proposal_length", engine="gpu0", segment="chat") == 3
     assert one.value("coverage_ratio", engine="gpu0", segment="chat") > 0.5

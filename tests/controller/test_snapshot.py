@@ -71,6 +71,7 @@ def test_nothing_is_lost() -> None:
     for target in (one, other):
         target._planned_at_s = 20.0  # a restored one plans at once; let both wait for the same tick
         target._reissue = False
+        target._afresh = True  # and decides all cells there
     assert feed(one, 200, 400) == feed(other, 200, 400)
     assert other.snapshot() == one.snapshot()
 

@@ -181,17 +181,19 @@ class Acceptance:
         # Asking in vain is evidence too: what is hardly ever drafted is known to be so.
         known = np.maximum(sums[DRAFTED], sums[ASKED] / 4.0)
         invalid = sums[INVALID] / np.maximum(sums[ASKED] + sums[INVALID], 1e-9)
+        by_row = np.stack([shares, known, share, invalid], axis=1).tolist()
+        by_position = np.stack([mean, low, drafted_share, high], axis=1).tolist()
         return tuple(
             SegmentBelief(
                 segment=name,
-                share=float(shares[row]),
-                weight=float(known[row]),
-                coverage=float(share[row]),
-                acceptance=tuple(mean[row].tolist()),
-                acceptance_low=tuple(low[row].tolist()),
-                drafted_share=tuple(drafted_share[row].tolist()),
-                acceptance_high=tuple(high[row].tolist()),
-                invalid_state_share=float(invalid[row]),
+                share=by_row[row][0],
+                weight=by_row[row][1],
+                coverage=by_row[row][2],
+                acceptance=tuple(by_position[row][0]),
+                acceptance_low=tuple(by_position[row][1]),
+                drafted_share=tuple(by_position[row][2]),
+                acceptance_high=tuple(by_position[row][3]),
+                invalid_state_share=by_row[row][3],
                 by_k=apart.get(row, {}),
             )
             for name, row in rows.items()
@@ -305,36 +307,35 @@ def _interval(mean: Array, weight: Array, worth: Array) -> tuple[Array, Array]:
 
 def _drafted_share(offered: Array) -> Array:
     """P(position j is offered | a draft, K >= j): never rises with j; 1 at first, the last known after."""
-    drafted, k_max = offered[:, :, :1].sum(axis=2), offered.shape[-1]
-    shares = np.empty((MAX_SEGMENTS, k_max))
-    above = np.ones(MAX_SEGMENTS)
-    for j in range(1, k_max + 1):
-        could = drafted[:, j:].sum(axis=1)
-        did = offered[:, :, j - 1].sum(axis=1)
-        above = np.minimum(above, (above + did) / (1.0 + could))
-        shares[:, j - 1] = above
-    return shares
+    drafted = offered[:, :, :1].sum(axis=2).T
+    could = 1.0 + drafted[::-1].cumsum(axis=0)[::-1][1:]
+    did = offered.sum(axis=1).T
+    shares = np.empty_like(did)
+    above: Array = np.ones(MAX_SEGMENTS)
+    for j in range(len(shares)):
+        above = shares[j] = np.minimum(above, (above + did[j]) / could[j])
+    return np.asarray(shares.T)
 
 
 def _apart(by_k: Positions, mean: Array, worth: Array) -> dict[int, dict[int, tuple[float, ...]]]:
     """Acceptance by commanded K of the segments in which it differs from K to K, by row."""
-    reached, accepted = by_k.reached, by_k.accepted
-    first = reached[:, :, :1].sum(axis=2)
-    known: Mask = np.asarray(first >= KNOWN_REACHED)
-    several = np.flatnonzero(np.add.reduce(known, axis=1) > 1)
+    known = by_k.reached[:, :, :1] >= KNOWN_REACHED
+    number = known.sum(axis=(1, 2))
+    if not (number > 1).any():
+        return {}
+    reached, accepted = by_k.reached * known, by_k.accepted * known
+    common = (accepted.sum(axis=1) + 1.0) / (reached.sum(axis=1) + 2.0)
+    # Bursts make the first position differ most; every K is compared over the positions that all share.
+    shared = np.arange(reached.shape[2]) < known[:, :, 0].argmax(axis=1)[:, None]
+    surplus = ((accepted - common[:, None] * reached) * shared[:, None]).sum(axis=2)
+    variance = (reached * (common * (1.0 - common) * shared)[:, None]).sum(axis=2) / worth[:, None]
+    square = (surplus**2 / np.maximum(variance, 1e-9)).sum(axis=1)
+    differ = (number > 1) & (square > EQUAL_AT_MOST + PER_FREEDOM * (number - 1))
     out: dict[int, dict[int, tuple[float, ...]]] = {}
-    for row in several.tolist():
-        ks = np.flatnonzero(first[row] >= KNOWN_REACHED)
-        some, of = accepted[row, ks], reached[row, ks]
-        common = (some.sum(axis=0) + 1.0) / (of.sum(axis=0) + 2.0)
-        # Bursts make the first position differ most; every K is compared over the positions that all share.
-        shared = slice(0, int(ks[0]))
-        surplus = (some - common * of)[:, shared].sum(axis=1)
-        variance = (common * (1.0 - common) * of)[:, shared].sum(axis=1) / worth[row]
-        square = float((surplus**2 / np.maximum(variance, 1e-9)).sum())
-        if square > EQUAL_AT_MOST + PER_FREEDOM * (len(ks) - 1):
-            table = (some + STRENGTH_CONTEXT * mean[row]) / (of + STRENGTH_CONTEXT)
-            out[row] = {k: tuple(line) for k, line in zip(ks.tolist(), table.tolist(), strict=True)}
+    for row in differ.nonzero()[0].tolist():
+        ks = known[row, :, 0].nonzero()[0]
+        table = (accepted[row, ks] + STRENGTH_CONTEXT * mean[row]) / (reached[row, ks] + STRENGTH_CONTEXT)
+        out[row] = {k: tuple(line) for k, line in zip(ks.tolist(), table.tolist(), strict=True)}
     return out
 
 

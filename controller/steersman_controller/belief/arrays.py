@@ -56,3 +56,21 @@ def all_of(masks: Mask) -> Mask:
 def add_at(sums: Array, places: Counts, terms: Array) -> None:
     """Add terms to a contiguous array at flat places, one after the other."""
     np.add.at(sums.reshape(-1), places, terms)
+
+
+class Sorted:
+    """Rows brought together by cell, in their order within each."""
+
+    def __init__(self, cells: Counts, size: int) -> None:
+        self.order = cells.argsort(kind="stable")
+        self.numbers = np.bincount(cells, minlength=size)
+        """Of rows, by cell."""
+        self.found = self.numbers.nonzero()[0]
+        """The cells that have any."""
+        ends = self.numbers.cumsum()
+        self.starts = (ends - self.numbers)[self.found]
+        """Of those cells, among the sorted rows."""
+        self.cells = cells[self.order]
+        """By sorted row."""
+        self.later = ends[self.cells] - 1.0 - np.arange(len(cells))
+        """By sorted row: how many come behind it in its cell."""

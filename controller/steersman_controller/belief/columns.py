@@ -10,10 +10,11 @@ Rules of this file:
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
-from steersman_controller.belief.arrays import Array, Counts, Mask, added_up, all_of
+from steersman_controller.belief.arrays import Array, Counts, Mask, added_up
 from steersman_policies.messages import CONTEXT_EDGES_TOKENS, NotDrafted, StepReport
 
 CONTEXTS = len(CONTEXT_EDGES_TOKENS) + 1
@@ -22,6 +23,11 @@ NOT_ASKED: tuple[NotDrafted, ...] = ("grammar", "length_limit", "invalid_state")
 """Reasons that say nothing about the drafter: the request could not be drafted for."""
 
 LARGEST = 1e15
+
+TRIPLE, LARGEST_IN_A_BYTE = 0x93, 0x7F
+"""Msgpack: what an array of three begins with, and up to which number one byte is the number itself."""
+
+_encoder = msgspec.msgpack.Encoder()
 
 
 class Columns(Struct, frozen=True, gc=False):
@@ -116,55 +122,58 @@ def columns(reports: Sequence[StepReport], k_max: int) -> tuple[Columns, Sequenc
 
 def _arrays(reports: Sequence[StepReport], k_max: int) -> tuple[Columns, Mask]:
     """All reports as arrays, and which of them are sane."""
-    numbers = np.stack(
-        [
-            _floats([report.draft_s for report in reports]),
-            _floats([report.verify_s for report in reports]),
-            _floats([report.other_s for report in reports]),
-            _floats([report.started_s for report in reports]),
-            _floats([report.decode_requests for report in reports]),
-            _floats([report.prefill_tokens for report in reports]),
-            _floats([report.target_tokens for report in reports]),
-            _floats([report.context_tokens for report in reports]),
-            _floats([report.drafting_depth for report in reports]),
-            _floats([report.requests_drafting for report in reports]),
-            _floats([report.committed_tokens for report in reports]),
-        ]
+    numbers = _floats(
+        [report.draft_s for report in reports],
+        [report.verify_s for report in reports],
+        [report.other_s for report in reports],
+        [report.started_s for report in reports],
+        [report.decode_requests for report in reports],
+        [report.prefill_tokens for report in reports],
+        [report.target_tokens for report in reports],
+        [report.context_tokens for report in reports],
+        [report.drafting_depth for report in reports],
+        [report.requests_drafting for report in reports],
+        [report.committed_tokens for report in reports],
     )
     by_step = [report.groups for report in reports]
     step, groups_before = _members(by_step)
     groups = list(chain.from_iterable(by_step))
-    of_group = np.stack(
-        [
-            _small([group.context_bucket for group in groups]),
-            _small([group.commanded_k for group in groups]),
-            _small([group.requests for group in groups]),
-            _small([group.requests_drafted for group in groups]),
-            _small([group.requests_empty for group in groups]),
-        ]
+    of_group = _small(
+        [group.context_bucket for group in groups],
+        [group.commanded_k for group in groups],
+        [group.requests for group in groups],
+        [group.requests_drafted for group in groups],
+        [group.requests_empty for group in groups],
     )
     bucket, k, requests, requests_drafted, _ = of_group
     invalid, not_asked = _left_out([group.not_drafted for group in groups])
     by_group = [group.outcomes for group in groups]
     group, outcomes_before = _members(by_group)
-    flat = _small(list(chain.from_iterable(chain.from_iterable(by_group))))
-    drafted, accepted, count = flat.reshape(-1, 3).T
+    drafted, accepted, count = _triples(list(chain.from_iterable(by_group)))
 
-    possible = all_of(of_group >= 0.0) & all_of(of_group <= LARGEST)
+    possible = _possible(of_group)
     possible &= (k <= k_max) & (bucket < CONTEXTS) & (requests_drafted <= requests) & (not_asked >= 0.0)
     fits = (accepted >= 0.0) & (accepted <= drafted) & (drafted <= k[group]) & (count >= 0.0)
     with_draft = added_up(group, count * (drafted > 0.0), len(k))
     possible &= with_draft == requests_drafted
-    possible[group[~fits]] = False
-    sane = all_of(numbers >= 0.0) & all_of(numbers <= LARGEST)
-    sane[step[~possible]] = False
+    if not fits.all():
+        possible[group[~fits]] = False
+    sane = _possible(numbers)
+    if not possible.all():
+        sane[step[~possible]] = False
 
     seconds = numbers[:3]
-    trains = (numbers[10] > 0.0) | (numbers[5] > 0.0)
-    trains &= ~_flags([report.warm_up or report.graph_capture or report.preemption for report in reports])
-    teaches = np.asarray(trains[step] & (k > 0.0), np.float64)
-    asked = np.maximum(requests - not_asked, requests_drafted)
-    marks = np.stack([drafted, np.minimum(drafted, accepted + 1.0), accepted]).astype(np.int64)
+    special = [report.warm_up or report.graph_capture or report.preemption for report in reports]
+    trains = ((numbers[10] > 0.0) | (numbers[5] > 0.0)) & ~_flags(special)
+    teaches = (trains[step] & (k > 0.0)).astype(np.float64)
+    marks = np.empty((3, len(group)), np.int64)
+    marks[0], marks[1], marks[2] = drafted, np.minimum(drafted, accepted + 1.0), accepted
+    drafts = np.empty((3, len(k)))
+    drafts[0], drafts[1], drafts[2] = (
+        np.maximum(requests - not_asked, requests_drafted),
+        requests_drafted,
+        invalid,
+    )
     return (
         Columns(
             seconds=seconds,
@@ -186,7 +195,7 @@ def _arrays(reports: Sequence[StepReport], k_max: int) -> tuple[Columns, Mask]:
             k=k.astype(np.int64),
             requests=requests,
             teaches=teaches,
-            drafts=np.stack([asked, requests_drafted, invalid]) * teaches,
+            drafts=drafts * teaches,
             outcomes_before=outcomes_before,
             group=group,
             marks=marks,
@@ -197,16 +206,41 @@ def _arrays(reports: Sequence[StepReport], k_max: int) -> tuple[Columns, Mask]:
     )
 
 
-def _floats(values: Sequence[float]) -> Array:
-    return np.fromiter(values, np.float64, len(values))
+def _floats(*columns: Sequence[float]) -> Array:
+    """Columns of equal length."""
+    flat = list(chain.from_iterable(columns))
+    return np.fromiter(flat, np.float64, len(flat)).reshape(len(columns), -1)
 
 
-def _small(values: Sequence[float]) -> Array:
+def _small(*columns: Sequence[float]) -> Array:
     """The same, for what nearly always fits into a byte: that is several times faster."""
+    flat = list(chain.from_iterable(columns))
     try:
-        return np.frombuffer(bytes(values), np.uint8).astype(np.float64)  # type: ignore[arg-type]
+        found = np.frombuffer(bytearray(flat), np.uint8).astype(np.float64)  # type: ignore[arg-type]
     except (ValueError, TypeError):
-        return _floats(values)
+        return _floats(*columns)
+    return found.reshape(len(columns), -1)
+
+
+def _triples(triples: Sequence[tuple[float, float, float]]) -> Array:
+    """First, second and third numbers.
+
+    Msgpack has one byte for each small number, behind one for each triple: an encoder in C lays them out
+    much faster than Python can walk through thousands of tuples.
+    """
+    number = len(triples)
+    encoded = np.frombuffer(_encoder.encode(triples), np.uint8)
+    if len(encoded) < 4 * number + 16:
+        packed = encoded[len(encoded) - 4 * number :].reshape(number, 4).T
+        if (packed[0] == TRIPLE).all() and (packed[1:] <= LARGEST_IN_A_BYTE).all():
+            return np.asarray(packed[1:].astype(np.float64, order="C"))
+    flat = list(chain.from_iterable(triples))
+    return np.fromiter(flat, np.float64, len(flat)).reshape(number, 3).T
+
+
+def _possible(rows: Array) -> Mask:
+    """By column, whether all numbers are in the range that anything can have."""
+    return np.asarray((rows.min(axis=0) >= 0.0) & (rows.max(axis=0) <= LARGEST))
 
 
 def _flags(values: Sequence[bool]) -> Mask:
@@ -216,16 +250,19 @@ def _flags(values: Sequence[bool]) -> Mask:
 def _members(containers: Sequence[Sequence[object]]) -> tuple[Counts, Counts]:
     """For each member the index of its container; and how many come before each container."""
     number = len(containers)
+    members = np.fromiter(map(len, containers), np.int64, number)
     before = np.zeros(number + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, containers), np.int64, number), out=before[1:])
-    return np.repeat(np.arange(number), np.diff(before)), before
+    members.cumsum(out=before[1:])
+    return np.arange(number).repeat(members), before
 
 
 def _left_out(by_group: Sequence[Mapping[NotDrafted, int]]) -> tuple[Array, Array]:
     """Requests with an invalid drafter state, and all that could not be drafted for, by group."""
-    invalid, not_asked = np.zeros(len(by_group)), np.zeros(len(by_group))
+    invalid, not_asked = np.zeros((2, len(by_group)))
+    if set().union(*by_group) <= {"no_match"}:
+        return invalid, not_asked
     for index, reasons in enumerate(by_group):
-        if reasons and (len(reasons) > 1 or "no_match" not in reasons):
+        if reasons:
             invalid[index] = reasons.get("invalid_state", 0)
             not_asked[index] = sum(reasons.get(reason, 0) for reason in NOT_ASKED)
     return invalid, not_asked

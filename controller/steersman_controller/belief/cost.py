@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from steersman_controller.belief.arrays import BLOCK_STEPS, Array, Counts, Mask, fades
+from steersman_controller.belief.arrays import BLOCK_STEPS, Array, Counts, Mask, Sorted, fades
 from steersman_controller.belief.columns import Columns
 from steersman_controller.belief.fit import TRUSTED_ROWS, FitState, Line, Rows, predictions
 from steersman_controller.belief.prior import CostPrior
@@ -116,6 +116,11 @@ class CostModel:
             logs_seen=np.zeros(intervals, np.int64),
         )
         self.state.compared[0] = self._coefficients(self.state.solution)
+        # All that is linear in the requests needs two grid points.
+        self._requests = (1, self.max_batch) if self.max_batch > 1 else (1,)
+        self._hosts = np.zeros(((self.k_max + 1) * len(self._requests), WIDTH))
+        grid = np.tile(np.array(self._requests, np.float64), self.k_max + 1)
+        host_features(self._hosts, np.arange(self.k_max + 1.0).repeat(len(self._requests)), grid, grid)
 
     @property
     def steps(self) -> int:
@@ -138,18 +143,20 @@ class CostModel:
     def relative_error(self) -> float:
         """Typical |predicted - actual| / actual of recent steps; before there is any evidence that of a prior
         whose level is known, else 1.0."""
-        if self.prior is not None and self.prior.is_level_known and self.state.errors[-1, 1] == 0.0:
+        wrong, total = self.state.errors[-1].tolist()
+        if self.prior is not None and self.prior.is_level_known and total == 0.0:
             return self.prior.relative_error
-        return self.errors()["step"].relative
+        return _relative(wrong, total)
 
     def errors(self) -> dict[Phase, PredictionError]:
         """Predicted against actual, by phase; the means as of the last settling."""
         state, last = self.state, self.state.filled - 1
         out: dict[Phase, PredictionError] = {}
         for index, (phase, (wrong, total)) in enumerate(zip(PHASES, state.errors.tolist(), strict=True)):
-            relative = min(wrong / total, 1.0) if total > 0.0 else 1.0
             out[phase] = PredictionError(
-                float(state.predicted[last, index]), float(state.actual[last, index]), relative
+                float(state.predicted[last, index]),
+                float(state.actual[last, index]),
+                _relative(wrong, total),
             )
         return out
 
@@ -240,7 +247,7 @@ class CostModel:
         requests_drafting: float,
         decode_requests: float,
     ) -> StepSeconds:
-        """Seconds by phase of such a step, with all that was seen; finite and not negative."""
+        """Seconds by phase of such a step, as in the tables; finite and not negative."""
         interval, rows = self._rows(
             *(
                 np.array([float(value)])
@@ -254,7 +261,7 @@ class CostModel:
                 )
             )
         )
-        coefficients = self._coefficients(self._solved())
+        coefficients = self._coefficients(self._now())
         draft_s, verify_s, other_s, _ = phases(coefficients[interval] * rows)[0].tolist()
         return StepSeconds(draft_s, verify_s, other_s)
 
@@ -273,8 +280,12 @@ class CostModel:
         return tuple((0.5 * (high - low)).tolist()) if np.isfinite(high).all() else ()
 
     def compile(self, prefill_tokens: float) -> StepCost:
-        """The tables for a planner; `prefill_tokens`: the usual number in a step that carries prefill."""
-        solution = self._solved()
+        """The tables for a planner; `prefill_tokens`: the usual number in a step that carries prefill.
+
+        The forward counts all that was seen. Drafting and the rest are as of the last settling: they do not
+        depend on where the batch has just moved, and solving for them would take half of the time.
+        """
+        solution = self._now()
         curve = self.verify.curve_s(solution.curve)
         per_context, per_request, per_prefill, any_prefill = self.verify.terms_s(solution.curve)
         contexts = _context_grid(self.max_batch)
@@ -284,11 +295,7 @@ class CostModel:
             np.maximum(curve + (extra + per_prefill * n + (any_prefill if n else 0.0))[:, None], 0.05 * curve)
             for n in prefills
         ]
-        # All that is linear in the requests needs two grid points.
-        requests = (1, self.max_batch) if self.max_batch > 1 else (1,)
-        rows = np.zeros(((self.k_max + 1) * len(requests), WIDTH))
-        grid = np.tile(np.array(requests, np.float64), self.k_max + 1)
-        host_features(rows, np.repeat(np.arange(self.k_max + 1.0), len(requests)), grid, grid)
+        requests, rows = self._requests, self._hosts
         draft_s = predictions(solution.draft, rows[:, DRAFT]).reshape(-1, len(requests))
         other_s = predictions(solution.other, rows[: len(requests), OTHER])
         return StepCost(
@@ -376,29 +383,33 @@ class CostModel:
         host_features(rows, depth, requests_drafting, decode_requests)
         return interval, rows
 
+    def _forward(self) -> Rows:
+        """The steps of the block, for the fit of the forward."""
+        state, now = self.state, slice(0, self.state.filled)
+        rows, predicted, actual = state.rows[now], state.predicted[now], state.actual[now]
+        return Rows(state.interval[now], rows[:, VERIFY], predicted[:, 1], actual[:, 1])
+
     def _block(self) -> tuple[Rows, Rows, Rows]:
         """The steps of the block, for each of the fits."""
         state = self.state
         now = slice(0, state.filled)
-        interval, rows, predicted, actual = (
-            state.interval[now],
-            state.rows[now],
-            state.predicted[now],
-            state.actual[now],
-        )
+        rows, predicted, actual = state.rows[now], state.predicted[now], state.actual[now]
         drafted = (rows[:, DRAFT.start] > 0.0) & (rows[:, DRAFT.start + 1] > 0.0)
         nowhere = np.zeros(state.filled, np.int64)
         return (
-            Rows(interval, rows[:, VERIFY], predicted[:, 1], actual[:, 1]),
+            self._forward(),
             Rows(nowhere[drafted], rows[drafted, DRAFT], predicted[drafted, 0], actual[drafted, 0]),
             Rows(nowhere, rows[:, OTHER], predicted[:, 2], actual[:, 2]),
         )
 
-    def _solved(self, grams: Sequence[Array] = ()) -> Solution:
-        """What fits best to all that was seen."""
-        if not grams:
-            fits = (self.verify.fit, self.draft, self.other)
-            grams = [fit.gram(block) for fit, block in zip(fits, self._block(), strict=True)]
+    def _now(self) -> Solution:
+        """The solution of the last settling, with what the present block says about the forward."""
+        last = self.state.solution
+        gram = self.verify.fit.gram(self._forward())
+        return Solution(self.verify.solved(gram, last.curve.scale_s), last.draft, last.other)
+
+    def _solved(self, grams: Sequence[Array]) -> Solution:
+        """What fits best."""
         verify, draft, other = grams
         scale_s = self.state.solution.curve.scale_s
         return Solution(
@@ -426,12 +437,15 @@ class CostModel:
         logs = log_ratio(actual[:, 3], predicted[:, 3])
         # What a prediction with hardly any step behind it was wrong by says nothing about the next ones.
         tells = trusted[state.interval[now]]
-        for interval in np.unique(state.interval[now][tells]).tolist():
-            mine = logs[tells & (state.interval[now] == interval)]
-            at = (state.logs_seen[interval] + np.arange(len(mine))) % RECENT
-            state.logs[interval, at] = mine
-            state.logs_seen[interval] += len(mine)
+        at = Sorted(state.interval[now][tells], len(state.logs))
+        state.logs_seen += at.numbers
+        places = (state.logs_seen[at.cells] - 1 - at.later.astype(np.int64)) % RECENT
+        state.logs[at.cells, places] = logs[tells][at.order]
         return np.asarray(wrong / np.maximum(actual, 1e-9))
+
+
+def _relative(wrong: float, total: float) -> float:
+    return min(wrong / total, 1.0) if total > 0.0 else 1.0
 
 
 def _context_grid(max_batch: int) -> tuple[int, ...]:

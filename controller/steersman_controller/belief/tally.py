@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from steersman_controller.belief.arrays import Array, Counts
+from steersman_controller.belief.arrays import Array, Counts, added_up
 from steersman_controller.belief.columns import Columns
 from steersman_controller.belief.steps import PHASES, Phase
 from steersman_policies.messages import StepReport
@@ -44,35 +44,53 @@ class Tally:
     """Counts of one engine; all of them only grow."""
 
     def __init__(self, k_max: int) -> None:
-        self.k_max = k_max
         self.steps = 0
         self.committed_tokens = 0
-        self.drafts = 0
-        self.draft_tokens = 0
-        self.accepted_tokens = 0
-        self.reached: Counts = np.zeros(k_max, np.int64)
-        self.accepted: Counts = np.zeros(k_max, np.int64)
-        """By position."""
         self.reasons: Counter[str] = Counter()
         """Steps by why the executor chose this K."""
         self.depths: Counter[int] = Counter()
         self.step_seconds = Histogram(STEP_BUCKETS_S, STEP_PHASES)
         self.prediction_errors = Histogram(ERROR_BUCKETS, PHASES)
+        self._outcomes = np.zeros((k_max + 1, k_max + 1))
+        """Verifications by draft tokens and by how many of those were accepted."""
+
+    @property
+    def drafts(self) -> int:
+        """Verifications of at least one draft token."""
+        return int(self._outcomes[1:].sum())
+
+    @property
+    def draft_tokens(self) -> int:
+        """Verified."""
+        return int((np.arange(len(self._outcomes)) * self._outcomes.sum(axis=1)).sum())
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Of those."""
+        return int(self.accepted.sum())
+
+    @property
+    def accepted(self) -> Counts:
+        """By position."""
+        return _or_more(self._outcomes.sum(axis=0))
+
+    @property
+    def reached(self) -> Counts:
+        """By position: those before it were accepted, and it was offered."""
+        rejected = self._outcomes.sum(axis=0) - self._outcomes.diagonal()
+        return np.asarray(self.accepted + rejected[:-1].astype(np.int64))
 
     def add(self, every: Columns, reports: Sequence[StepReport]) -> None:
         """Count the steps of some reports, which are given both ways."""
         self.steps += every.steps
         self.committed_tokens += int(every.committed_tokens.sum())
-        count = every.verified.astype(np.int64)
-        offered, reached, accepted = every.marks
-        self.drafts += int(count[offered > 0].sum())
-        self.draft_tokens += int((offered * count).sum())
-        self.accepted_tokens += int((accepted * count).sum())
-        self.reached += _to_the_mark(reached, every.verified, self.k_max + 1)
-        self.accepted += _to_the_mark(accepted, every.verified, self.k_max + 1)
+        offered, _, accepted = every.marks
+        size = len(self._outcomes)
+        found = added_up(offered * size + accepted, every.verified, size * size)
+        self._outcomes += found.reshape(size, size)
         for reason, number in Counter([report.reason for report in reports]).items():
             self.reasons[reason if reason in REASONS else "other"] += number
-        self.depths.update(every.depth.astype(np.int64).tolist())
+        self.depths.update([report.drafting_depth for report in reports])
         self.step_seconds.add(every.seconds.T)
 
     def errors(self, relative: Array) -> None:
@@ -80,6 +98,6 @@ class Tally:
         self.prediction_errors.add(relative)
 
 
-def _to_the_mark(mark: Counts, count: Array, marks: int) -> Counts:
-    """How many have their mark at positions 1, 2, ... or behind."""
-    return np.bincount(mark, count, marks)[:0:-1].cumsum()[::-1].astype(np.int64)
+def _or_more(counts: Array) -> Counts:
+    """How many have 1, 2, ... or more."""
+    return np.asarray(counts[:0:-1].cumsum()[::-1], np.int64)

@@ -107,23 +107,24 @@ class Watch:
         company = near[:steps] | near[1 : steps + 1] | near[2 : steps + 2] | near[3 : steps + 3]
         residuals = residuals - state.offset
         scaled = residuals / np.where(company, state.deviation, state.alone)
-        scaled = np.minimum(np.maximum(scaled, -LARGEST), LARGEST)
+        np.minimum(np.maximum(scaled, -LARGEST, out=scaled), LARGEST, out=scaled)
         running = np.empty((2, steps + 1, len(tolerance)))
         running[:, 0] = state.sums[0]
-        running[0, 1:] = np.where(watched, scaled - tolerance, 0.0)
-        running[1, 1:] = np.where(watched, -scaled - tolerance, 0.0)
+        np.subtract(scaled, tolerance, out=running[0, 1:])
+        np.subtract(-scaled, tolerance, out=running[1, 1:])
+        running[:, 1:] *= watched
         np.cumsum(running, axis=1, out=running)
-        least = running.copy()
-        least[:, 0] = state.sums[1]
-        np.minimum.accumulate(least, axis=1, out=least)
-        # The threshold is `CAUTION` / tolerance.
-        up, down = (running - least)[:, 1:] * tolerance > CAUTION
-        hit: Mask = up | down
+        least = np.minimum.accumulate(running[:, 1:], axis=1)
+        np.minimum(least, state.sums[1][:, None], out=least)
+        above = running[:, 1:] - least
         alarmed = np.zeros(0, np.int64)
-        if hit.any():
+        # The threshold is `CAUTION` / tolerance.
+        if (above.max(axis=(0, 1), initial=0.0) * tolerance > CAUTION).any():
+            hit: Mask = np.asarray((above * tolerance > CAUTION).any(axis=0))
             steps = int(hit.any(axis=1).argmax()) + 1
             alarmed = np.flatnonzero(hit[steps - 1])
-        state.sums[0], state.sums[1] = running[:, steps], least[:, steps]
+        if steps:
+            state.sums[0], state.sums[1] = running[:, steps], least[:, steps - 1]
         state.near = near[steps : steps + NEAR_STEPS]
         state.seen += observed[:steps].sum(axis=0)
         more = slice(state.filled, state.filled + steps)
@@ -178,13 +179,20 @@ class Watch:
     def _measure(self) -> None:
         """Moments of the block; a pair is two steps in a row."""
         state = self.state
-        watched = state.watched[: state.filled]
-        limit = 4.0 * LARGEST * state.deviation
-        z = np.where(watched, np.clip(state.residuals[: state.filled], -limit, limit), 0.0)
+        live = np.flatnonzero(state.watched[: state.filled].any(axis=0))
+        watched = state.watched[: state.filled, live]
+        limit = 4.0 * LARGEST * state.deviation[live]
+        z = np.minimum(np.maximum(state.residuals[: state.filled, live], -limit), limit) * watched
         paired = watched[1:] & watched[:-1]
-        products = np.where(paired, z[1:] * z[:-1], 0.0)
-        terms = (watched, z, z * z, paired, products)
-        state.moments += np.stack([term.sum(axis=0, dtype=np.float64) for term in terms])
+        products = z[1:] * z[:-1]  # where they are no pair, one of them is 0
+        terms = (
+            watched.sum(axis=0),
+            z.sum(axis=0),
+            (z * z).sum(axis=0),
+            paired.sum(axis=0),
+            products.sum(axis=0),
+        )
+        state.moments[:, live] += np.stack(terms)
 
     def _estimate(self, renewed: Mask) -> None:
         """Variance and autocorrelation, leaning on what was measured before, or at first on what is usual."""

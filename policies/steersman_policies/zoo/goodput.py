@@ -1,28 +1,37 @@
 """Maximise committed tokens per busy second, for each segment, in every cell of the plan.
 
 How one cell is decided is in `steersman_policies.allocation`; here is what surrounds it: which segments
-share a batch, what is held, what runs unattended, and how much is tried.
+share a batch, which cells are decided now, what is held, what runs unattended, and how much is tried.
+
+The cells of the present load and those next to it are decided in every plan. The others, the fallback and
+the probe take turns; and all are decided at once where nothing can be taken over.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
-from steersman_policies.allocation import Cell, Lengths, Menu
-from steersman_policies.plan import Dwell, Explore, KTable, Plan
+from steersman_policies.allocation import Batch, Lengths, Menu, Outcome
+from steersman_policies.plan import Dwell, Explore, Plan
 from steersman_policies.policy import Memory
-from steersman_policies.tables import cell_batches, cell_contexts, make_plan, table
+from steersman_policies.tables import Tables, cell_batches, make_plan
 from steersman_policies.units import UNKNOWN_SEGMENT, Count, Fraction, Seconds
-from steersman_policies.view import SegmentBelief, View
+from steersman_policies.view import Row, SegmentBelief, StepCost, View, interpolate
+
+LEAST_BAND = 0.003
+
+MOST_CHARGED = 0.1
+"""Of a dwell, for one switch: a few that took long must not end all switching."""
 
 
 class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """Parameters; the defaults suit steps of 7 to 500 ms."""
 
-    version: ClassVar[str] = "1"
+    version: ClassVar[str] = "2"
     band: Fraction = 0.03
-    """A K in force stays until another promises more than this fraction above it."""
+    """A K in force stays until another promises more than this fraction above it. Where the seconds of a step
+    are known better than that, so much is enough, down to `LEAST_BAND`."""
     tie: Fraction = 0.005
     """Candidates this close to the best count as equal; the one with fewest draft tokens wins."""
     dwell_steps: Count = 20
@@ -37,93 +46,120 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """The longest K is tried with which a step loses at most this fraction of its seconds."""
     live_share: Fraction = 0.02
     """A segment with a smaller share of the load is planned as if it were alone."""
+    turns: Annotated[int, Meta(ge=1, le=1_000_000)] = 2
+    """How many of those that take turns are decided in a plan."""
 
     def plan(self, view: View, memory: Memory, u: float) -> tuple[Plan, Memory]:
         """Tables for steps without and with prefill, a cautious fallback, and a little exploration."""
-        menus = [Menu(view, group, self.known_weight) for group in self._groups(view)]
-        prefill = self._tables(view, menus, view.prefill_tokens) if view.prefill_tokens > 0.0 else {}
+        tables = Tables(view, "goodput")
+        old, cells = tables.old, len(tables.places)
+        fallback, probe, number = cells, cells + 1, cells + 2
+        turns = range(number)
+        if old is not None and _goes_on(view, old, memory):
+            turns = range(memory["cursor"], memory["cursor"] + self.turns)
+        due = {turn % number for turn in turns}
+        here, elsewhere = due.union(tables.near()).difference((fallback, probe)), due - {fallback, probe}
+        live, *others = self._groups(view)
+        menu = Menu(view, live, self.known_weight)
+        self._decide(view, tables, menu, here)
+        for segments in others if elsewhere else ():
+            self._decide(view, tables, Menu(view, segments, self.known_weight), elsewhere)
+        kept = None if fallback in due or old is None else old.fallback
+        tried = None if probe in due or old is None else old.explore
         plan = make_plan(
             view,
             policy="goodput",
             version=self.version,
-            proposal_length=self._tables(view, menus, 0.0),
-            prefill_proposal_length=prefill,
-            fallback=self._fallback(view),
+            proposal_length=tables.frozen(prefill=False),
+            prefill_proposal_length=tables.frozen(prefill=True),
+            fallback=kept or self._fallback(view, tables),
             dwell=Dwell(self.dwell_steps, self.dwell_s, self.dwell_lower_steps),
-            explore=self._explore(view, menus[0]),
+            explore=self._explore(view, menu, tried),
         )
-        return plan, memory
+        return plan, {"cursor": turns.stop % number, "reachable_k": list(view.hello.reachable_k)}
 
     def _groups(self, view: View) -> list[list[SegmentBelief]]:
         """Segments that are decided together: those that share the batch; the others one by one."""
-        live = [s for s in view.segments if s.share >= self.live_share] or list(view.segments)
-        if not view.hello.per_request_k:
+        live = [s for s in view.segments if s.share >= self.live_share]
+        if not live or not view.hello.per_request_k:
             return [list(view.segments)]
-        return [live, *([s] for s in view.segments if s not in live)]
+        return [live, *([s] for s in view.segments if s.share < self.live_share)]
 
-    def _tables(self, view: View, menus: Sequence[Menu], prefill_tokens: float) -> dict[str, KTable]:
-        batches = cell_batches(view.batch_edges, view.hello.max_batch)
-        contexts = cell_contexts(view.context_edges, view.mean_context_tokens)
-        cells: dict[str, list[list[int]]] = {
-            s.segment: [[0] * len(contexts) for _ in batches] for s in view.segments
-        }
-        for b, batch in enumerate(batches):
-            fixed_s = [menu.fixed_s(batch) for menu in menus]
-            for c, context in enumerate(contexts):
-                held = _held(view, b, c, prefill=prefill_tokens > 0.0)
-                row = view.cost.verify_row(batch * context, prefill_tokens)
-                for menu, seconds in zip(menus, fixed_s, strict=True):
-                    cell = Cell(menu, batch, prefill_tokens, row, seconds)
-                    for segment, k in cell.choose(held, self.band, self.tie).items():
-                        cells[segment][b][c] = k
-        return {segment: table(rows) for segment, rows in cells.items()}
+    def _decide(self, view: View, tables: Tables, menu: Menu, numbers: Iterable[int]) -> None:
+        """Put the best K of the segments of a menu into some cells."""
+        batches: dict[tuple[bool, int], Batch] = {}
+        for number in sorted(numbers):
+            place = tables.places[number]
+            key, size = place[:2], tables.batches[place.batch]
+            prefill_tokens = view.prefill_tokens if place.prefill else 0.0
+            batch = batches.get(key)
+            if batch is None:
+                batch = batches[key] = Batch(menu, size, prefill_tokens)
+            row = view.cost.verify_row(size * tables.contexts[place.context], prefill_tokens)
+            held = tables.held(menu.names, place)
+            more_than = self._enough(batch.outcome(held, row), view.cost) if held else 0.0
+            lengths = batch.best(row, self.tie, more_than)
+            if lengths:
+                tables.put(menu.names, place, lengths)
 
-    def _fallback(self, view: View) -> tuple[int, ...]:
+    def _enough(self, held: Outcome, cost: StepCost) -> float:
+        """Tokens per second and request that another K has to promise before it replaces the held one."""
+        band = self.band
+        if cost.half_interval:
+            half = interpolate(cost.tokens_grid, cost.half_interval, held.target_tokens)
+            band = min(band, max(half, LEAST_BAND))
+        dwell_s = max(self.dwell_steps * held.seconds, self.dwell_s)
+        charged = min(cost.first_after_switch_s / dwell_s, MOST_CHARGED) if dwell_s > 0.0 else 0.0
+        return held.tokens / held.seconds * max(1.0 + band, 1.0 / (1.0 - charged))
+
+    def _fallback(self, view: View, tables: Tables) -> tuple[int, ...]:
         """One K for everybody from the lower bounds: what may run unattended."""
-        mixed = _mixture(view.segments)
-        menu = Menu(view, [mixed], known_weight=float("inf"))
-        row = []
-        for batch in cell_batches(view.batch_edges, view.hello.max_batch):
-            verify = view.cost.verify_row(batch * view.mean_context_tokens, 0.0)
-            cell = Cell(menu, batch, 0.0, verify, menu.fixed_s(batch))
-            row.append(cell.choose({}, 0.0, self.tie)[mixed.segment])
-        return tuple(row)
+        menu = Menu(view, [_mixture(view.segments)], known_weight=float("inf"))
+        return tuple(self._freely(menu, batch, view)[1][0] for batch in tables.batches)
 
-    def _explore(self, view: View, menu: Menu) -> Explore | None:
+    def _freely(self, menu: Menu, size: int, view: View) -> tuple[Batch, Lengths, Row]:
+        """A batch in the present mean context, and the best K there, whatever is held."""
+        batch = Batch(menu, size, 0.0)
+        row = view.cost.verify_row(size * view.mean_context_tokens, 0.0)
+        return batch, batch.best(row, self.tie, 0.0), row
+
+    def _explore(self, view: View, menu: Menu, old: Explore | None) -> Explore | None:
+        """How much is tried; what is tried is taken over from `old`."""
         if max(view.hello.reachable_k) == 0:
             return None
         live = [s for s in view.segments if s.share >= self.live_share]
         unknown = any(s.weight < self.known_weight for s in live)
         epsilon = self.explore_unknown if unknown else self.explore
-        return Explore(seed=view.seed, epsilon=epsilon, k_set=(self._probe(view, menu),))
+        k_set = (self._probe(view, menu),) if old is None else old.k_set
+        return Explore(seed=view.seed, epsilon=epsilon, k_set=k_set)
 
     def _probe(self, view: View, menu: Menu) -> int:
         """The K to try: a long one tells about all shorter ones, but must be affordable when it is busy."""
-        batch = cell_batches(view.batch_edges, view.hello.max_batch)[-1]
-        row = view.cost.verify_row(batch * view.mean_context_tokens, 0.0)
-        cell = Cell(menu, batch, 0.0, row, menu.fixed_s(batch))
-        best = menu.candidate(cell.choose({}, 0.0, self.tie))
+        size = cell_batches(view.batch_edges, view.hello.max_batch)[-1]
+        batch, best, row = self._freely(menu, size, view)
+        usual = batch.outcome(best, row)
 
         def loss(k: int) -> float:
-            probes = [menu.candidate({**best.lengths, segment: k}) for segment in best.lengths]
-            return max(cell.seconds(p) / cell.seconds(best) - p.tokens / best.tokens for p in probes)
+            probes = [batch.outcome((*best[:s], k, *best[s + 1 :]), row) for s in range(len(best))]
+            return max(probe.seconds / usual.seconds - probe.tokens / usual.tokens for probe in probes)
 
-        losses = {k: loss(k) for k in view.hello.reachable_k if k > 0}
-        affordable = [k for k, lost in losses.items() if lost <= self.probe_loss]
-        return max(affordable) if affordable else min(losses, key=losses.__getitem__)
+        losses: dict[int, float] = {}
+        for k in reversed([k for k in view.hello.reachable_k if k > 0]):
+            losses[k] = loss(k)
+            if losses[k] <= self.probe_loss:
+                return k
+        return min(losses, key=losses.__getitem__)
 
 
-def _held(view: View, batch: int, context: int, *, prefill: bool) -> Lengths:
-    """K of the previous plan in a cell, where that plan was made by this policy on the same edges."""
-    plan = view.previous
-    if plan is None or plan.policy != "goodput":
-        return {}
-    if (plan.batch_edges, plan.context_edges) != (view.batch_edges, view.context_edges):
-        return {}
-    tables = plan.prefill_proposal_length if prefill else plan.proposal_length
-    held = {segment: rows[batch][context] for segment, rows in tables.items()}
-    # An engine may come back with other reachable K.
-    return held if set(held.values()) <= set(view.hello.reachable_k) else {}
+def _goes_on(view: View, old: Plan, memory: Memory) -> bool:
+    """Whether most of the previous plan can be taken over."""
+    return (
+        not view.afresh
+        and memory.get("reachable_k") == list(view.hello.reachable_k)
+        and old.mode == view.mode
+        and old.proposal_length.keys() == {s.segment for s in view.segments}
+        and bool(old.prefill_proposal_length) == (view.prefill_tokens > 0.0)
+    )
 
 
 def _mixture(segments: tuple[SegmentBelief, ...]) -> SegmentBelief:
@@ -131,7 +167,7 @@ def _mixture(segments: tuple[SegmentBelief, ...]) -> SegmentBelief:
     total = sum(s.share for s in segments)
     weights = [s.share / total if total > 0.0 else 1.0 / len(segments) for s in segments]
 
-    def mean(pick: list[tuple[float, ...]]) -> tuple[float, ...]:
+    def mean(pick: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
         columns = zip(*pick, strict=True)
         return tuple(sum(w * x for w, x in zip(weights, column, strict=True)) for column in columns)
 
