@@ -15,7 +15,9 @@ Many = list[str] | None
 def train(
     step_times: Annotated[
         Path | None,
-        typer.Option(help="CSV, JSONL or Parquet: batch_size, num_draft_tokens, step_ms and more."),
+        typer.Option(
+            help="CSV, JSONL or Parquet: batch_size, num_draft_tokens, step_ms; or runs of vllm bench serve."
+        ),
     ] = None,
     columns: Annotated[Many, typer.Option(help="Names of the file's columns, as ours=theirs,...")] = None,
     by: Annotated[str, typer.Option(help="Columns that make groups with a model each, as a,b.")] = "",
