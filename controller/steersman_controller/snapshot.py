@@ -14,7 +14,7 @@ from steersman_controller.belief.belief import BeliefState
 from steersman_policies.messages import Hello
 from steersman_policies.plan import Plan
 
-SNAPSHOT = 2
+SNAPSHOT = 3
 """Version of the contents; another one is refused."""
 
 

@@ -34,6 +34,7 @@ from steersman_controller.belief.evidence import (
     EvidenceState,
     Positions,
 )
+from steersman_controller.belief.signals import Signals, SignalsState
 from steersman_policies.units import MAX_SEGMENTS
 from steersman_policies.view import SegmentBelief
 
@@ -52,6 +53,7 @@ class AcceptanceState(Struct):
     """What an `Acceptance` has learned; part of a snapshot."""
 
     evidence: EvidenceState
+    signals: SignalsState
     expected: Array
     """By segment and context: accepted tokens expected of a proposal that reaches 0, 1, 2 ... positions."""
     variance: Array
@@ -65,9 +67,11 @@ class Acceptance:
     def __init__(self, k_max: int) -> None:
         self.k_max = k_max
         self.evidence = Evidence(k_max)
+        self.signals = Signals(k_max)
         contexts = self.evidence.state.by_context.shape[2]
         self.state = AcceptanceState(
             evidence=self.evidence.state,
+            signals=self.signals.state,
             expected=np.zeros((MAX_SEGMENTS, contexts, k_max + 1)),
             variance=np.zeros((MAX_SEGMENTS, contexts, k_max + 1)),
             coverage=np.zeros(MAX_SEGMENTS),
@@ -104,18 +108,22 @@ class Acceptance:
     def learn(self, chunk: Columns, rows: Counts) -> None:
         """Learn from a chunk; `rows`: the segment of each group."""
         self.evidence.add(chunk, rows)
+        self.signals.learn(chunk, rows)
 
     def settle(self) -> None:
         """Rescale what was added."""
         self.evidence.settle()
+        self.signals.settle()
 
     def doubt(self, rows: Counts) -> None:
         """Forget most of what was learned of these segments: what remains leans on their engine."""
         self.evidence.doubt(rows, KEEP_DOUBTED)
+        self.signals.doubt(rows, KEEP_DOUBTED)
 
     def free(self, row: int) -> None:
         """Forget a segment."""
         self.evidence.free(row)
+        self.signals.free(row)
 
     def refer(self, acceptance: Mask, coverage: Mask) -> None:
         """From now on compare what these segments do with what is believed of them now."""
@@ -136,6 +144,7 @@ class Acceptance:
         """Continue from a snapshot of an engine of the same size."""
         self.state = state
         self.evidence.state = state.evidence
+        self.signals.state = state.signals
 
     def totals(self) -> tuple[float, float]:
         """Draft tokens accepted and reached, over everything remembered."""
@@ -159,7 +168,8 @@ class Acceptance:
         engine, coverage = _engine(by_context, sums, fleet)
         mean, weight = _means(by_context, presence, engine)
         share = _refined(coverage.mean, min(coverage.weight, STRENGTH_ENGINE), sums[DRAFTED], sums[ASKED])[0]
-        drafted_share = _drafted_share(offered)
+        mean, drafted_share = self.signals.untrimmed(mean, _drafted_share(offered))
+        by_signal = self.signals.beliefs()
         worth = _worth(sums) / burstiness
         low, high = _interval(mean, weight, worth)
         apart = _apart(by_k, mean, worth)
@@ -178,6 +188,7 @@ class Acceptance:
                 acceptance_high=tuple(high[row].tolist()),
                 invalid_state_share=float(invalid[row]),
                 by_k=apart.get(row, {}),
+                by_signal=by_signal.get(row, {}),
             )
             for name, row in rows.items()
         )

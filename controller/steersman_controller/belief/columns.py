@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from steersman_controller.belief.arrays import Array, Counts, Mask, added_up, all_of
+from steersman_controller.belief.signal_rows import SignalRows, liars, signal_rows
 from steersman_policies.messages import CONTEXT_EDGES_TOKENS, NotDrafted, StepReport
 
 CONTEXTS = len(CONTEXT_EDGES_TOKENS) + 1
@@ -63,6 +64,7 @@ class Columns(Struct, frozen=True, gc=False):
     """Requests with this outcome."""
     count: Array
     """The same, 0 in groups that do not teach."""
+    signals: SignalRows
 
     @property
     def steps(self) -> int:
@@ -101,6 +103,7 @@ class Columns(Struct, frozen=True, gc=False):
             marks=self.marks[:, begin:stop],
             verified=self.verified[begin:stop],
             count=self.count[begin:stop],
+            signals=self.signals.cut(first, last),
         )
 
 
@@ -156,6 +159,9 @@ def _arrays(reports: Sequence[StepReport], k_max: int) -> tuple[Columns, Mask]:
     with_draft = added_up(group, count * (drafted > 0.0), len(k))
     possible &= with_draft == requests_drafted
     possible[group[~fits]] = False
+    marks = np.stack([drafted, np.minimum(drafted, accepted + 1.0), accepted]).astype(np.int64)
+    signals = signal_rows(groups)
+    possible &= ~liars(signals, (group, marks, count), requests, k_max)
     sane = all_of(numbers >= 0.0) & all_of(numbers <= LARGEST)
     sane[step[~possible]] = False
 
@@ -164,7 +170,6 @@ def _arrays(reports: Sequence[StepReport], k_max: int) -> tuple[Columns, Mask]:
     trains &= ~_flags([report.warm_up or report.graph_capture or report.preemption for report in reports])
     teaches = np.asarray(trains[step] & (k > 0.0), np.float64)
     asked = np.maximum(requests - not_asked, requests_drafted)
-    marks = np.stack([drafted, np.minimum(drafted, accepted + 1.0), accepted]).astype(np.int64)
     return (
         Columns(
             seconds=seconds,
@@ -192,6 +197,7 @@ def _arrays(reports: Sequence[StepReport], k_max: int) -> tuple[Columns, Mask]:
             marks=marks,
             verified=count,
             count=count * teaches[group],
+            signals=signals,
         ),
         sane,
     )
