@@ -1,4 +1,4 @@
-"""What is known about a request before its draft is verified: is it worth knowing, and what was trimmed by it?
+"""What is known about a request before its draft is verified: is it worth it, and what did a trim hide?
 
 For every segment and signal drafts are counted by bin and position: offered, verified, and accepted up to
 there. Two things follow.
@@ -210,13 +210,13 @@ def survivals(drafts: Array) -> Array:
         hazard = (kept.sum(axis=1, keepdims=True) + 1.0) / (reached + 2.0)
         prior = before * np.minimum(hazard, 1.0)
         before = out[STATE, :, :, j] = (kept + STRENGTH * prior) / (here + STRENGTH)
-    return np.clip(out, 1e-6, 1.0 - 1e-6)
+    return np.asarray(np.clip(out, 1e-6, 1.0 - 1e-6))
 
 
 def _by_position(drafts: Array) -> Array:
     """The same without the bin: [signal][segment][position]."""
     _, verified, accepted = drafts.sum(axis=3)
-    return np.clip((accepted + 0.5) / (verified + 1.0), 1e-6, 1.0 - 1e-6)
+    return np.asarray(np.clip((accepted + 0.5) / (verified + 1.0), 1e-6, 1.0 - 1e-6))
 
 
 def _teaching(chunk: Columns) -> SignalRows:
