@@ -189,28 +189,49 @@ class Signals:
 def survivals(drafts: Array) -> Array:
     """P(accepted up to a position | offered there, bin): [signal][segment][bin][position].
 
-    Where there is little evidence, confidence leans on the same bin at all positions, since a probability of
-    the whole draft means much the same at each; and state on the same bin one position before.
+    Each leans on a coarser estimate, which is all that is left where nothing was verified.
     """
     _, verified, accepted = drafts
     out = np.empty_like(accepted)
-    total, some = verified[CONFIDENCE].sum(axis=2), accepted[CONFIDENCE].sum(axis=2)
-    usual = (some.sum(axis=1) + 1.0) / (total.sum(axis=1) + 2.0)
-    prior = (some + usual[:, None]) / (total + 1.0)
+    out[STATE] = _by_state(verified[STATE], accepted[STATE])
+    prior = _calibrated(verified[CONFIDENCE].sum(axis=2), accepted[CONFIDENCE].sum(axis=2))
     out[CONFIDENCE] = (accepted[CONFIDENCE] + STRENGTH * prior[:, :, None]) / (
         verified[CONFIDENCE] + STRENGTH
     )
-    before = np.ones(out.shape[1:3])
-    reached = verified[STATE, :, :, :1].sum(axis=2)
-    for j in range(out.shape[3]):
-        here, kept = verified[STATE, :, :, j], accepted[STATE, :, :, j]
-        if j:
-            among = here / np.maximum(verified[STATE, :, :, j - 1], 1e-300)
-            reached = (accepted[STATE, :, :, j - 1] * among).sum(axis=1, keepdims=True)
-        hazard = (kept.sum(axis=1, keepdims=True) + 1.0) / (reached + 2.0)
-        prior = before * np.minimum(hazard, 1.0)
-        before = out[STATE, :, :, j] = (kept + STRENGTH * prior) / (here + STRENGTH)
     return np.asarray(np.clip(out, 1e-6, 1.0 - 1e-6))
+
+
+def _by_state(verified: Array, accepted: Array) -> Array:
+    """[segment][bin][position]; leans on the same bin one position before and what comes between in all."""
+    out = np.empty_like(accepted)
+    before, reached = np.ones(out.shape[:2]), verified[:, :, :1].sum(axis=1)
+    for j in range(out.shape[2]):
+        here, kept = verified[:, :, j], accepted[:, :, j]
+        if j:
+            among = here / np.maximum(verified[:, :, j - 1], 1e-300)
+            reached = (accepted[:, :, j - 1] * among).sum(axis=1, keepdims=True)
+        hazard = np.minimum((kept.sum(axis=1, keepdims=True) + 1.0) / (reached + 2.0), 1.0)
+        before = out[:, :, j] = (kept + STRENGTH * before * hazard) / (here + STRENGTH)
+    return out
+
+
+def _calibrated(verified: Array, accepted: Array) -> Array:
+    """Survival by [segment][bin] of the confidence as a line in its log-odds (Platt 1999), by least squares.
+
+    A probability of the draft so far means much the same at every position. Until there is evidence it is
+    taken at its word.
+    """
+    odds = np.arange(SIGNAL_BINS) - (SIGNAL_BINS - 1) / 2.0
+    kept, lost = accepted + 0.5, verified - accepted + 0.5
+    weight = np.where(verified > 0.0, kept * lost / (verified + 1.0), 0.0)
+    off = np.log(kept / lost) - odds
+    w, wx, wxx, wy, wxy = (
+        (weight * term).sum(axis=1) for term in (np.ones_like(odds), odds, odds * odds, off, off * odds)
+    )
+    w, wxx = w + STRENGTH, wxx + STRENGTH
+    slope = (w * wxy - wx * wy) / (w * wxx - wx * wx)
+    level = (wy - slope * wx) / w
+    return np.asarray(1.0 / (1.0 + np.exp(-(level[:, None] + (1.0 + slope[:, None]) * odds))))
 
 
 def _by_position(drafts: Array) -> Array:
