@@ -12,9 +12,10 @@ import msgspec
 from steersman_controller.belief.belief import Belief
 from steersman_controller.belief.clock import EngineClock
 from steersman_controller.belief.estimate import PRIOR, Estimate
+from steersman_controller.belief.requests import Requests
 from steersman_controller.events import ControllerConfig
 from steersman_controller.snapshot import Contents, same_shape, seal, unseal
-from steersman_controller.status import Status
+from steersman_controller.status import Status, Variation
 from steersman_policies import policy as policies
 from steersman_policies.codec import FromEngine
 from steersman_policies.executor import mix
@@ -55,6 +56,7 @@ class Controller:
         """The last plan that the engine put in force: the one to lease."""
         self.counters: Counter[str] = Counter()
         self.belief = Belief(hello)
+        self.requests = Requests()
         self.fleet_acceptance: Estimate = PRIOR
         """What the beliefs about this engine lean on."""
         self.last_report: StepReport | None = None
@@ -74,7 +76,7 @@ class Controller:
             case PlanAck():
                 self._observe_ack(record)
             case RequestReport():
-                self.counters["requests"] += 1
+                self.counters["requests" if self.requests.learn(record) else "reports_refused"] += 1
             case Hello():
                 self.hello = record
 
@@ -154,6 +156,16 @@ class Controller:
         """Belief about each known segment, `unknown` included, by name."""
         return self.belief.segments(self.fleet_acceptance)
 
+    def variation(self) -> dict[str, Variation]:
+        """How drafts vary, by segment, where anything of it was measured."""
+        bursts, rows = self.belief.bursts(), self.belief.load.rows
+        spreads = self.requests.spreads(self.belief.acceptance.drafts(rows))
+        found: dict[str, Variation] = {}
+        for name in sorted(bursts.keys() | spreads.keys()):
+            autocorrelation, dispersion = bursts.get(name, (None, None))
+            found[name] = Variation(autocorrelation, dispersion, spreads.get(name))
+        return found
+
     def status(self, now_s: float) -> Status:
         """What to show."""
         return Status(
@@ -168,6 +180,7 @@ class Controller:
             errors=self.belief.cost.errors(),
             first_after_switch_s=self.belief.cost.first_after_switch_s,
             segments=self.segments(),
+            variation=self.variation(),
             mean_requests=self.belief.load.mean_requests,
             mean_context_tokens=self.belief.load.mean_context_tokens,
             silent_s=None if self._heard_at_s is None else now_s - self._heard_at_s,
@@ -187,6 +200,7 @@ class Controller:
             plan_id=self.last_plan_id,
             plans=self._plans,
             belief=belief,
+            requests=self.requests.sums,
             counters=dict(self.counted()),
         )
         return seal(contents, self.fingerprint)
@@ -207,6 +221,7 @@ class Controller:
                 f"snapshot: max_batch {contents.hello.max_batch}, this engine has {self.hello.max_batch}"
             )
         self.belief.restore(contents.belief)
+        self.requests.sums = contents.requests
         self.policy, self.policy_name, self.memory = policy, contents.policy, contents.memory
         self.mode = contents.mode if self.config.mode == "steer" else "shadow"
         self.plan_in_force = contents.plan

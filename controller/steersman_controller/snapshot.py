@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from steersman_controller.belief.belief import BeliefState
+from steersman_controller.belief.requests import RequestSums
 from steersman_policies.messages import Hello
 from steersman_policies.plan import Plan
 
@@ -32,6 +33,7 @@ class Contents(Struct):
     plans: int
     """How often the planner was asked."""
     belief: BeliefState
+    requests: dict[str, RequestSums]
     counters: dict[str, int]
 
 
