@@ -1,7 +1,7 @@
 """The ratio trap in a closed loop: the same rule and the same drafts, only the estimator differs.
 
-Step seconds are those that SpecDecode-Bench published for Llama-3.1-8B with EAGLE on an H100, at batch 8. With
-its recorded drafts the trap leaves 1.02x of 2.04x; independent ones have 1.87x to lose.
+Step seconds are those that SpecDecode-Bench published for Llama-3.1-8B with EAGLE on an H100, at batch 8. Its
+recorded drafts leave 1.02x of 2.04x in the trap; independent ones have 1.87x to lose.
 """
 
 import importlib.util
