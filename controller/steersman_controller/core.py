@@ -13,10 +13,11 @@ from steersman_controller.belief.belief import Belief
 from steersman_controller.belief.clock import EngineClock
 from steersman_controller.belief.estimate import PRIOR, Estimate
 from steersman_controller.belief.prior import NOTHING, Chosen
+from steersman_controller.belief.requests import Requests
 from steersman_controller.events import ControllerConfig
 from steersman_controller.restart import Restart, compare
 from steersman_controller.snapshot import Contents, same_shape, seal, unseal
-from steersman_controller.status import Status
+from steersman_controller.status import Status, Variation
 from steersman_policies import policy as policies
 from steersman_policies.codec import FromEngine
 from steersman_policies.executor import mix
@@ -60,6 +61,7 @@ class Controller:
         self.chosen = chosen
         """The prior that the belief began with, and why that one."""
         self.belief = Belief(hello, chosen.prior)
+        self.requests = Requests()
         self.fleet_acceptance: Estimate = PRIOR
         """What the beliefs about this engine lean on."""
         self.last_report: StepReport | None = None
@@ -84,7 +86,7 @@ class Controller:
             case PlanAck():
                 self._observe_ack(record)
             case RequestReport():
-                self.counters["requests"] += 1
+                self.counters["requests" if self.requests.learn(record) else "reports_refused"] += 1
             case Hello():
                 self.hello = record
 
@@ -175,6 +177,16 @@ class Controller:
         cost = self.belief.cost.compile(load.prefill_tokens)
         return compare(prior, cost, self.segments(), self.hello.reachable_k, load)
 
+    def variation(self) -> dict[str, Variation]:
+        """How drafts vary, by segment, where anything of it was measured."""
+        bursts, rows = self.belief.bursts(), self.belief.load.rows
+        spreads = self.requests.spreads(self.belief.acceptance.drafts(rows))
+        found: dict[str, Variation] = {}
+        for name in sorted(bursts.keys() | spreads.keys()):
+            autocorrelation, dispersion = bursts.get(name, (None, None))
+            found[name] = Variation(autocorrelation, dispersion, spreads.get(name))
+        return found
+
     def status(self, now_s: float) -> Status:
         """What to show."""
         return Status(
@@ -189,6 +201,7 @@ class Controller:
             errors=self.belief.cost.errors(),
             first_after_switch_s=self.belief.cost.first_after_switch_s,
             segments=self.segments(),
+            variation=self.variation(),
             mean_requests=self.belief.load.mean_requests,
             mean_context_tokens=self.belief.load.mean_context_tokens,
             prior=self.chosen.text,
@@ -211,6 +224,7 @@ class Controller:
             plans=self._plans,
             chosen=self.chosen,
             belief=belief,
+            requests=self.requests.sums,
             counters=dict(self.counted()),
         )
         return seal(contents, self.fingerprint)
@@ -234,6 +248,7 @@ class Controller:
         # What was learned leans on the prior that it began with, whatever this sidecar was given.
         self.chosen, self.belief = contents.chosen, belief
         self.belief.restore(contents.belief)
+        self.requests.sums = contents.requests
         self.policy, self.policy_name, self.memory = policy, contents.policy, contents.memory
         self.mode = contents.mode if self.config.mode == "steer" else "shadow"
         self.plan_in_force = contents.plan

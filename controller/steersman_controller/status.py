@@ -4,11 +4,23 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from steersman_controller.belief.requests import Spread
 from steersman_controller.belief.steps import Phase, PredictionError
 from steersman_controller.restart import Restart
 from steersman_policies.messages import PlanAck
 from steersman_policies.plan import Plan
 from steersman_policies.view import SegmentBelief
+
+
+class Variation(Struct, frozen=True):
+    """How the drafts of one segment vary: what an estimate of its acceptance has to live with."""
+
+    autocorrelation: float | None = None
+    """Lag-1, of the residuals of acceptance step by step; None before it was measured, like the next."""
+    dispersion: float | None = None
+    """Variance of those residuals over that of independent drafts."""
+    between_requests: Spread | None = None
+    """Of accepted / drafted; None while too few requests are over."""
 
 
 class Status(Struct, frozen=True):
@@ -27,6 +39,8 @@ class Status(Struct, frozen=True):
     first_after_switch_s: float
     segments: tuple[SegmentBelief, ...]
     """Position acceptance, coverage and share of each known segment."""
+    variation: dict[str, Variation]
+    """By segment, where anything of it was measured."""
     mean_requests: float
     mean_context_tokens: float
     silent_s: float | None

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from steersman_engine.fallback import save_fallback
 from steersman_engine.rows import StepRows
+from steersman_engine.signals import Signals
 from steersman_engine.telemetry import aggregate
 from steersman_engine.transport import Transport
 from steersman_policies import codec
@@ -91,6 +92,7 @@ class Publisher:
         self._read = read
         self._ready: deque[Item] = deque()
         """Read, and not sent yet."""
+        self._signals = Signals()
         self._hook = hook
         self._files = files
         self._clock = clock
@@ -224,12 +226,13 @@ class Publisher:
             step, switched = self._last_step
             after_switch = switched and item.step == step + 1
             self._last_step = (item.step, item.decision.switched)
-            report, refused = aggregate(item, first_after_switch=after_switch)
+            report, refused = aggregate(item, first_after_switch=after_switch, signals=self._signals)
             for reason, count in refused.items():
                 self.counters[f"refused.{reason}"] += count
             if report is not None:
                 self._send_or_count(report)
         else:
+            self._signals.forget(item.request)
             self._send_or_count(item)
 
     def _send_or_count(self, record: PlanAck | StepReport | RequestReport) -> None:

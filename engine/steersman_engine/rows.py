@@ -40,3 +40,8 @@ class StepRows(Struct, frozen=True, gc=False):
     warm_up: bool = False
     graph_capture: bool = False
     preemption: bool = False
+    requests: Sequence[int] = ()
+    """Ordinal of each request; empty where the engine does not say."""
+    confidence: Sequence[Sequence[float]] = ()
+    """Per request the probability that the drafter gave to each draft token, or nothing where it gave none;
+    empty where no request has any."""

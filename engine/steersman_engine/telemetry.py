@@ -13,7 +13,7 @@ Rules of this file:
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
 from typing import Any, TypeAlias, get_args
@@ -21,7 +21,8 @@ from typing import Any, TypeAlias, get_args
 from msgspec import Struct
 
 from steersman_engine.rows import StepRows
-from steersman_policies.messages import CONTEXT_EDGES_TOKENS, Group, NotDrafted, StepReport
+from steersman_engine.signals import GroupKey, Signals
+from steersman_policies.messages import CONTEXT_EDGES_TOKENS, Group, NotDrafted, SignalCounts, StepReport
 from steersman_policies.units import K_LIMIT, MAX_SEGMENTS
 
 MAX_ROWS = 65_536
@@ -49,18 +50,19 @@ _Row: TypeAlias = tuple[str, int, int, int, int, int, Any]
 
 
 def aggregate(
-    rows: StepRows, *, first_after_switch: bool = False
+    rows: StepRows, *, first_after_switch: bool = False, signals: Signals | None = None
 ) -> tuple[StepReport | None, dict[str, int]]:
     """The report of a step, and the number of rows refused by reason.
 
     None for a step that is refused as a whole: its reason then starts with `step_` and counts 1.
-    `first_after_switch`: the decision of the step before changed some segment's K.
+    `first_after_switch`: the decision of the step before changed some segment's K. `signals`: what was
+    known of the requests so far; it learns from the step, and is left out where a row is refused.
     """
     try:
         reason = _step_fault(rows)
         if reason is not None:
             return None, {reason: 1}
-        return _aggregated(rows, first_after_switch)
+        return _aggregated(rows, first_after_switch, signals)
     except (TypeError, ValueError, OverflowError, AttributeError):
         # A column of the wrong type or length: which rows belong together is anybody's guess.
         return None, {"step_malformed": 1}
@@ -91,6 +93,9 @@ def _step_fault(rows: StepRows) -> str | None:
     counts = (rows.step, rows.prefill_tokens, rows.first_tokens, rows.requests_drafting, rows.waiting)
     if not all(0 <= count < MAX_TOKENS for count in counts) or len(rows.segments) > MAX_ROWS:
         return "step_count"
+    for told in (rows.requests, rows.confidence):
+        if told and len(told) != len(rows.segments):
+            return "step_malformed"
     columns = (rows.context_tokens, rows.commanded_k, rows.drafted, rows.accepted, rows.committed, counts)
     if any(type(sum(column)) is not int for column in columns):  # one float makes a float of the sum
         return "step_malformed"
@@ -108,8 +113,11 @@ def _decision_fault(rows: StepRows) -> str | None:
     return None if 0.0 <= decision.probability <= 1.0 else "step_decision"
 
 
-def _distinct(rows: StepRows) -> Iterator[_Row]:
-    contexts = map(bisect_left, repeat(_CONTEXT_EDGES, len(rows.context_tokens)), rows.context_tokens)
+def _contexts(rows: StepRows) -> list[int]:
+    return list(map(bisect_left, repeat(_CONTEXT_EDGES, len(rows.context_tokens)), rows.context_tokens))
+
+
+def _distinct(rows: StepRows, contexts: Sequence[int]) -> Iterator[_Row]:
     return zip(
         rows.segments,
         contexts,
@@ -155,8 +163,11 @@ class _GroupCounts(Struct, gc=False):
     not_drafted: dict[NotDrafted, int]
 
 
-def _aggregated(rows: StepRows, first_after_switch: bool) -> tuple[StepReport, dict[str, int]]:
-    counted = Counter(_distinct(rows))
+def _aggregated(
+    rows: StepRows, first_after_switch: bool, signals: Signals | None
+) -> tuple[StepReport, dict[str, int]]:
+    contexts = _contexts(rows)
+    counted = Counter(_distinct(rows, contexts))
     faults = {row: reason for row in counted if (reason := _row_fault(row)) is not None}
     if len(set(rows.segments)) > MAX_SEGMENTS:
         faults |= _crowd_faults(counted, faults)
@@ -165,9 +176,10 @@ def _aggregated(rows: StepRows, first_after_switch: bool) -> tuple[StepReport, d
         refused[reason] += counted.pop(row)
     context_tokens = sum(rows.context_tokens)
     if faults:
-        valid = zip(_distinct(rows), rows.context_tokens, strict=True)
+        valid = zip(_distinct(rows, contexts), rows.context_tokens, strict=True)
         context_tokens = sum(tokens for row, tokens in valid if row not in faults)
-    return _report(rows, counted, context_tokens, first_after_switch), dict(refused)
+    known = signals.count(rows, contexts) if signals is not None and not faults else {}
+    return _report(rows, counted, context_tokens, known, first_after_switch), dict(refused)
 
 
 def _crowd_faults(counted: Mapping[_Row, int], faults: Mapping[_Row, str]) -> dict[_Row, str]:
@@ -178,10 +190,14 @@ def _crowd_faults(counted: Mapping[_Row, int], faults: Mapping[_Row, str]) -> di
 
 
 def _report(
-    rows: StepRows, counted: Mapping[_Row, int], context_tokens: int, first_after_switch: bool
+    rows: StepRows,
+    counted: Mapping[_Row, int],
+    context_tokens: int,
+    signals: Mapping[GroupKey, tuple[SignalCounts, ...]],
+    first_after_switch: bool,
 ) -> StepReport:
     requests = drafted_tokens = committed_tokens = 0
-    groups: dict[tuple[str, int, int], _GroupCounts] = {}
+    groups: dict[GroupKey, _GroupCounts] = {}
     for row, count in counted.items():
         requests += count
         drafted_tokens += count * row[3]
@@ -205,7 +221,7 @@ def _report(
         kv_used_fraction=float(rows.kv_used_fraction),
         committed_tokens=committed_tokens + rows.first_tokens,
         plan_id=decision.plan_id,
-        groups=tuple(_group(key, group) for key, group in groups.items()),
+        groups=tuple(_group(key, group, signals.get(key, ())) for key, group in groups.items()),
         warm_up=rows.warm_up,
         graph_capture=rows.graph_capture,
         preemption=rows.preemption,
@@ -218,7 +234,7 @@ def _report(
     )
 
 
-def _add(groups: dict[tuple[str, int, int], _GroupCounts], row: _Row, count: int) -> None:
+def _add(groups: dict[GroupKey, _GroupCounts], row: _Row, count: int) -> None:
     """Count `count` equal rows into their group."""
     segment, context, k, drafted, accepted, committed, why = row
     group = groups.get((segment, context, k))
@@ -235,7 +251,7 @@ def _add(groups: dict[tuple[str, int, int], _GroupCounts], row: _Row, count: int
         group.requests_empty += count
 
 
-def _group(key: tuple[str, int, int], group: _GroupCounts) -> Group:
+def _group(key: GroupKey, group: _GroupCounts, signals: tuple[SignalCounts, ...]) -> Group:
     segment, context, k = key
     return Group(
         segment=segment,
@@ -246,4 +262,5 @@ def _group(key: tuple[str, int, int], group: _GroupCounts) -> Group:
         outcomes=tuple((drafted, accepted, count) for (drafted, accepted), count in group.outcomes.items()),
         requests_empty=group.requests_empty,
         not_drafted=group.not_drafted,
+        signals=signals,
     )

@@ -11,11 +11,23 @@ Rules of this file:
   `StepReport.drafting_depth` is what was *drafted* in this step.
 """
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from steersman_policies.units import Count, Fraction, Name, ProposalLength, Seconds, Segment, TaggedSegment
+from steersman_policies.units import (
+    K_LIMIT,
+    SIGNAL_BINS,
+    Count,
+    Fraction,
+    Name,
+    Position,
+    ProposalLength,
+    Seconds,
+    Segment,
+    SignalBin,
+    TaggedSegment,
+)
 
 CONTEXT_EDGES_TOKENS = (256, 1024, 4096, 16384)
 """Right-closed edges of the context buckets in `Group.context_bucket`; the last one is open."""
@@ -24,6 +36,10 @@ NO_SPECULATION = "launched without speculation"
 """The one reason in `Hello.observe_only` that is nobody's fault."""
 
 NotDrafted: TypeAlias = Literal["no_match", "grammar", "length_limit", "invalid_state"]
+
+Signal: TypeAlias = Literal["state", "confidence"]
+"""What is known about a request before its draft is verified: how its own last drafts went, and how sure the
+drafter is. `signals` says what the bins of each are."""
 
 
 class Fingerprint(Struct, frozen=True, array_like=True):
@@ -69,6 +85,18 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello"):
     """How the engine executes steps, where one engine knows several ways."""
 
 
+class SignalCounts(Struct, frozen=True, array_like=True, gc=False):
+    """The drafts of a group by what one signal said of them."""
+
+    signal: Signal
+    counts: Annotated[
+        tuple[tuple[SignalBin, Position, Count, Count, Count], ...], Meta(max_length=SIGNAL_BINS * K_LIMIT)
+    ]
+    """Sparse: (bin, position, offered, verified, accepted), numbers of drafts. Offered had a token at this
+    position, or would have had one but for a trim that the signal may have decided; verified kept it;
+    accepted were accepted up to and with it."""
+
+
 class Group(Struct, frozen=True, array_like=True, gc=False):
     """What one segment in one context bucket verified in one step."""
 
@@ -85,6 +113,8 @@ class Group(Struct, frozen=True, array_like=True, gc=False):
     """Requests that committed nothing."""
     not_drafted: dict[NotDrafted, Count] = {}
     """Why a request in the batch had no draft although K was above 0."""
+    signals: tuple[SignalCounts, ...] = ()
+    """At most one of each signal; a draft that a signal says nothing of is not in its counts."""
 
 
 class StepReport(Struct, frozen=True, array_like=True, tag="step", gc=False):

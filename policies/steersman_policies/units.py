@@ -20,6 +20,13 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 ProposalLength = Annotated[int, Meta(ge=0, le=K_LIMIT)]
+SIGNAL_BINS = 10
+"""Bins of whatever is known about a request before its draft is verified."""
+
+SignalBin = Annotated[int, Meta(ge=0, lt=SIGNAL_BINS)]
+Position = Annotated[int, Meta(ge=1, le=K_LIMIT)]
+"""Of a draft token in its draft."""
+
 Name = Annotated[str, Meta(max_length=256)]
 SEGMENT_PATTERN = r"^[A-Za-z0-9_.:/-]{1,64}$"
 Segment = Annotated[str, Meta(pattern=SEGMENT_PATTERN)]

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from steersman_policies.messages import Hello
+from steersman_policies.messages import Hello, Signal
 from steersman_policies.plan import Plan, Slo
 from steersman_policies.segmenter import Segmenter
 from steersman_policies.units import Count, Fraction, Name, ProposalLength, Seconds, Segment
@@ -55,6 +55,20 @@ class StepCost(Struct, frozen=True):
         return interpolate(self.requests_grid, self.other_s, requests)
 
 
+class SignalBelief(Struct, frozen=True):
+    """What one signal, known before a draft is verified, says about it in one segment."""
+
+    share: tuple[Fraction, ...]
+    """Of the drafts, by bin; for confidence, of their first tokens."""
+    survival: tuple[tuple[Fraction, ...], ...]
+    """P(accepted up to position j | the drafter offers j): by bin and position."""
+    gain_nats: float
+    """By how much a verified position is predicted better than from the segment alone, on average, before it
+    is learned from."""
+    gain_error_nats: float
+    """Standard error of that."""
+
+
 class SegmentBelief(Struct, frozen=True):
     """Acceptance of one segment, and how present it is."""
 
@@ -79,6 +93,8 @@ class SegmentBelief(Struct, frozen=True):
     by_k: dict[ProposalLength, tuple[Fraction, ...]] = {}
     """Position acceptance by commanded K, for the K that have enough evidence of their own, where it differs
     from K to K; empty where `acceptance` holds for every K."""
+    by_signal: dict[Signal, SignalBelief] = {}
+    """Only the signals that pay in this segment."""
 
     def survival(self, *, low: bool = False) -> tuple[float, ...]:
         """P(position j is accepted | asked for at least j), coverage included.

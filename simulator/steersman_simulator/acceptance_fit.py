@@ -3,19 +3,16 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from math import sqrt
 from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from steersman_controller.belief.requests import RequestSums, draft_of, spread
 from steersman_policies.messages import Group, RequestReport, StepReport
 from steersman_policies.units import UNKNOWN_SEGMENT
 from steersman_simulator.acceptance import AcceptanceTruth, SegmentTruth, shifted, still_covered
-
-_MIN_DRAFTED = 8
-"""A request with fewer draft tokens says nothing about its own acceptance."""
 
 _PRIOR_DRAFTS = 5.0
 """How many drafts the acceptance over all positions counts for at each of them."""
@@ -158,22 +155,14 @@ def _per_token(
 def _effect_sd(
     outcomes: Counter[tuple[int, int]], marginal: tuple[float, ...], requests: Sequence[RequestReport]
 ) -> float:
-    """Spread of the requests beyond chance, by moments of accepted / drafted; 0 where not identifiable."""
-    ratios = [(r.accepted / r.drafted, r.drafted) for r in requests if r.drafted >= _MIN_DRAFTED]
-    if len(ratios) < 3:
-        return 0.0
-    drafts = sum(outcomes.values())
-    length = sum(d * n for (d, _), n in outcomes.items()) / drafts
-    mean = sum(a * n for (_, a), n in outcomes.items()) / drafts
-    # A ratio varies by what its numerator does beyond its denominator.
-    variance = sum((a - mean / length * d) ** 2 * n for (d, a), n in outcomes.items()) / drafts
-    weight = sum(drafted for _, drafted in ratios)
-    centre = sum(ratio * drafted for ratio, drafted in ratios) / weight
-    spread = sum((ratio - centre) ** 2 * drafted for ratio, drafted in ratios) / weight
-    # Var(accepted / drafted) of a request with n drafts is variance / (n length^2).
-    chance = len(ratios) * variance / (length * weight)
-    slope = (_ratio(marginal, outcomes, 0.5) - _ratio(marginal, outcomes, -0.5)) / length
-    return min(sqrt(max(0.0, spread - chance)) / slope, 3.0) if slope > 1e-6 else 0.0
+    """Spread of the requests beyond chance on the log-odds of acceptance; 0 where not identifiable."""
+    sums = RequestSums()
+    for report in requests:
+        sums.add(report)
+    draft = draft_of((drafted, accepted, float(n)) for (drafted, accepted), n in outcomes.items())
+    found = spread(sums, draft)
+    slope = (_ratio(marginal, outcomes, 0.5) - _ratio(marginal, outcomes, -0.5)) / draft.length
+    return min(found.deviation / slope, 3.0) if found is not None and slope > 1e-6 else 0.0
 
 
 def _ratio(acceptance: tuple[float, ...], outcomes: Counter[tuple[int, int]], effect: float) -> float:

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from steersman_controller.belief.belief import Belief
 from steersman_controller.belief.prior import CostPrior, Prior, WithoutDrafter
+from steersman_controller.belief.requests import Spread
 from steersman_controller.belief.tally import REASONS
 from steersman_controller.console import status_lines
 from steersman_controller.events import Alarmed
@@ -25,11 +26,12 @@ from steersman_controller.sidecar.config import SidecarConfig
 from steersman_controller.sidecar.desk import answer
 from steersman_controller.sidecar.metrics import Metrics
 from steersman_controller.state_dir import state_files
+from steersman_controller.status import Variation
 from steersman_controller.trace.recorder import Recorder
 from steersman_controller.trace.recording import read_recording
 from steersman_policies.messages import Hello, RequestReport, StepReport
 from steersman_policies.units import MAX_SEGMENTS
-from steersman_policies.view import SegmentBelief
+from steersman_policies.view import SegmentBelief, SignalBelief
 
 Make = Callable[..., Any]
 Step = Callable[..., StepReport]
@@ -95,7 +97,7 @@ def test_label_sets_are_closed(hello: Hello, step: Step) -> None:
         report = msgspec.structs.replace(step(number, segment), reason=f"r{number}")
         shown(one, hello, report)
         belief = SegmentBelief(segment, 1.0, 1.0, 0.5, (0.5,) * 64, (0.4,) * 64, (1.0,) * 64)
-        one.beliefs("gpu0", [belief], {segment: (0.5, 2.0)})
+        one.beliefs("gpu0", [belief], {segment: Variation(0.5, 2.0)})
     found = families(one)
     segments = {s.labels["segment"] for s in found["steersman_proposal_length"].samples}
     assert len(segments) == MAX_SEGMENTS + 1
@@ -103,6 +105,29 @@ def test_label_sets_are_closed(hello: Hello, step: Step) -> None:
     reasons = {s.labels["reason"] for s in found["steersman_steps"].samples}
     assert reasons == {"other"} <= {*REASONS, "other"}
     assert len(found["steersman_position_acceptance_ratio"].samples) <= (MAX_SEGMENTS + 1) * 16
+
+
+def test_variation_and_paying_signals_are_shown() -> None:
+    """Each under its segment; the gain of a signal is gone once it does not pay any more."""
+    one = metrics()
+    state = SignalBelief((1.0,), ((0.5,),), 0.03, 0.002)
+    belief = SegmentBelief("code", 1.0, 1.0, 0.5, (0.5,), (0.4,), (1.0,), by_signal={"state": state})
+    found = {"code": Variation(0.5, 2.0, Spread(90.0, 0.2, 3.0))}
+    labels = {"engine": "gpu0", "segment": "code"}
+
+    def value(name: str, **more: str) -> float | None:
+        return one.registry.get_sample_value(f"steersman_{name}", labels | more)
+
+    one.beliefs("gpu0", [belief], found)
+    assert value("acceptance_autocorrelation") == 0.5
+    assert value("acceptance_dispersion_ratio") == 2.0
+    assert value("request_acceptance_deviation_ratio") == 0.2
+    assert value("signal_gain_nats", signal="state") == 0.03
+    assert value("signal_gain_nats", signal="confidence") is None
+    one.beliefs("gpu0", [msgspec.structs.replace(belief, by_signal={})], {})
+    assert value("signal_gain_nats", signal="state") is None
+    one.beliefs("gpu0", [belief], {})
+    assert value("signal_gain_nats", signal="state") == 0.03
 
 
 def test_a_total_that_starts_anew_goes_on() -> None:

@@ -42,7 +42,7 @@ class Recording(Launch):
 class Scripted:
     """Proposes the given tokens, whatever is asked."""
 
-    name, version, survives_off = "scripted", "1", True
+    name, version, survives_off, confident = "scripted", "1", True, False
 
     def __init__(self, *tokens: int) -> None:
         self.tokens = list(tokens)

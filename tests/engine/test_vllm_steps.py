@@ -223,3 +223,15 @@ def test_the_first_surprise_ends_the_reading_and_is_told_once(world: World) -> N
     assert list(world.reader(step)) == []
     assert list(world.reader(step)) == []
     assert [type(fault) for fault in world.faults] == [AttributeError]
+
+
+def test_a_row_says_which_request_it_is_of() -> None:
+    """By the number under which its report comes later, in whatever order requests are scheduled."""
+    world = World()
+    world.admit("a", "b")
+    drafts = {"a": [1, 2], "b": [1]}
+    rows = world.step({"b": 2, "a": 3}, {"b": 1, "a": 3}, drafts=drafts)
+    assert list(rows.requests) == [1, 0]
+    assert list(rows.drafted) == [1, 2]
+    (report,) = world.end("a", 5)
+    assert report.request == 0

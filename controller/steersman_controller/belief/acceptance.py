@@ -35,6 +35,8 @@ from steersman_controller.belief.evidence import (
     Positions,
 )
 from steersman_controller.belief.prior import GUESSED_DRAFTS, Prior
+from steersman_controller.belief.requests import Draft, draft_from
+from steersman_controller.belief.signals import Signals, SignalsState
 from steersman_policies.units import MAX_SEGMENTS, UNKNOWN_SEGMENT
 from steersman_policies.view import SegmentBelief
 
@@ -53,6 +55,7 @@ class AcceptanceState(Struct):
     """What an `Acceptance` has learned; part of a snapshot."""
 
     evidence: EvidenceState
+    signals: SignalsState
     expected: Array
     """By segment and context: accepted tokens expected of a proposal that reaches 0, 1, 2 ... positions."""
     variance: Array
@@ -69,9 +72,11 @@ class Acceptance:
         self.k_max = k_max
         self.prior = prior
         self.evidence = Evidence(k_max)
+        self.signals = Signals(k_max)
         contexts = self.evidence.state.by_context.shape[2]
         self.state = AcceptanceState(
             evidence=self.evidence.state,
+            signals=self.signals.state,
             expected=np.zeros((MAX_SEGMENTS, contexts, k_max + 1)),
             variance=np.zeros((MAX_SEGMENTS, contexts, k_max + 1)),
             coverage=np.zeros(MAX_SEGMENTS),
@@ -110,18 +115,22 @@ class Acceptance:
     def learn(self, chunk: Columns, rows: Counts) -> None:
         """Learn from a chunk; `rows`: the segment of each group."""
         self.evidence.add(chunk, rows)
+        self.signals.learn(chunk, rows)
 
     def settle(self) -> None:
         """Rescale what was added."""
         self.evidence.settle()
+        self.signals.settle()
 
     def doubt(self, rows: Counts) -> None:
         """Forget most of what was learned of these segments: what remains leans on their engine."""
         self.evidence.doubt(rows, KEEP_DOUBTED)
+        self.signals.doubt(rows, KEEP_DOUBTED)
 
     def free(self, row: int) -> None:
         """Forget a segment."""
         self.evidence.free(row)
+        self.signals.free(row)
 
     def refer(self, acceptance: Mask, coverage: Mask) -> None:
         """From now on compare what these segments do with what is believed of them now."""
@@ -144,11 +153,19 @@ class Acceptance:
         """Continue from a snapshot of an engine of the same size."""
         self.state = state
         self.evidence.state = state.evidence
+        self.signals.state = state.signals
 
     def totals(self) -> tuple[float, float]:
         """Draft tokens accepted and reached, over everything remembered."""
         found = self.evidence.by_context()
         return float(found.accepted.sum()), float(found.reached.sum())
+
+    def drafts(self, rows: Mapping[str, int]) -> dict[str, Draft]:
+        """Moments of the drafts of each segment that had any."""
+        found, (offered, _) = self.evidence.by_context(), self.evidence.by_k()
+        reached, accepted = found.reached.sum(axis=1), found.accepted.sum(axis=1)
+        mean, lengths = (accepted + 0.5) / (reached + 1.0), offered.sum(axis=1)
+        return {name: draft_from(lengths[row], mean[row]) for name, row in rows.items() if lengths[row].any()}
 
     def beliefs(
         self,
@@ -174,7 +191,8 @@ class Acceptance:
         if self.prior is not None:
             leaning = _expected_coverage(self.prior, rows, leaning, sums[ASKED])
         share = _refined(*leaning, sums[DRAFTED], sums[ASKED])[0]
-        drafted_share = _drafted_share(offered)
+        mean, drafted_share = self.signals.untrimmed(mean, _drafted_share(offered))
+        by_signal = self.signals.beliefs()
         worth = _worth(sums) / burstiness
         low, high = _interval(mean, weight, _worth(sums)[:, None] / _burstiness(by_context, burstiness))
         apart = _apart(by_k, mean, worth)
@@ -195,6 +213,7 @@ class Acceptance:
                 acceptance_high=tuple(by_position[row][3]),
                 invalid_state_share=by_row[row][3],
                 by_k=apart.get(row, {}),
+                by_signal=by_signal.get(row, {}),
             )
             for name, row in rows.items()
         )

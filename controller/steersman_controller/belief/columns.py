@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from steersman_controller.belief.arrays import Array, Counts, Mask, added_up
+from steersman_controller.belief.signal_rows import SignalRows, liars, signal_rows
 from steersman_policies.messages import CONTEXT_EDGES_TOKENS, NotDrafted, StepReport
 
 CONTEXTS = len(CONTEXT_EDGES_TOKENS) + 1
@@ -69,6 +70,7 @@ class Columns(Struct, frozen=True, gc=False):
     """Requests with this outcome."""
     count: Array
     """The same, 0 in groups that do not teach."""
+    signals: SignalRows
 
     @property
     def steps(self) -> int:
@@ -107,6 +109,7 @@ class Columns(Struct, frozen=True, gc=False):
             marks=self.marks[:, begin:stop],
             verified=self.verified[begin:stop],
             count=self.count[begin:stop],
+            signals=self.signals.cut(first, last),
         )
 
 
@@ -158,6 +161,10 @@ def _arrays(reports: Sequence[StepReport], k_max: int) -> tuple[Columns, Mask]:
     possible &= with_draft == requests_drafted
     if not fits.all():
         possible[group[~fits]] = False
+    marks = np.empty((3, len(group)), np.int64)
+    marks[0], marks[1], marks[2] = drafted, np.minimum(drafted, accepted + 1.0), accepted
+    signals = signal_rows(groups)
+    possible &= ~liars(signals, (group, marks, count), requests, k_max)
     sane = _possible(numbers)
     if not possible.all():
         sane[step[~possible]] = False
@@ -166,8 +173,6 @@ def _arrays(reports: Sequence[StepReport], k_max: int) -> tuple[Columns, Mask]:
     special = [report.warm_up or report.graph_capture or report.preemption for report in reports]
     trains = ((numbers[10] > 0.0) | (numbers[5] > 0.0)) & ~_flags(special)
     teaches = (trains[step] & (k > 0.0)).astype(np.float64)
-    marks = np.empty((3, len(group)), np.int64)
-    marks[0], marks[1], marks[2] = drafted, np.minimum(drafted, accepted + 1.0), accepted
     drafts = np.empty((3, len(k)))
     drafts[0], drafts[1], drafts[2] = (
         np.maximum(requests - not_asked, requests_drafted),
@@ -201,6 +206,7 @@ def _arrays(reports: Sequence[StepReport], k_max: int) -> tuple[Columns, Mask]:
             marks=marks,
             verified=count,
             count=count * teaches[group],
+            signals=signals,
         ),
         sane,
     )

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from steersman_controller.restart import Restart
 from steersman_controller.sidecar.endpoints import IPC
+from steersman_controller.status import Variation
 from steersman_policies.units import Name
 
 MAX_REQUEST_BYTES = 1 << 16
@@ -93,6 +94,8 @@ class EngineStatus(Struct, frozen=True):
     would_be: dict[str, int]
     segments: dict[str, float]
     """Share of each segment that was seen among the live decode requests."""
+    variation: dict[str, Variation]
+    """How the drafts of each segment vary, where anything of it was measured."""
     frames: int
     frames_lost: int
     frames_duplicate: int

@@ -53,7 +53,7 @@ def _show(metrics: Metrics, engine: str, controller: Controller) -> None:
         metrics.set("steering", float(acts), engine)
     if controller.leased_plan_id is not None:
         metrics.set("leased_plan_id", controller.leased_plan_id, engine)
-    metrics.beliefs(engine, controller.segments(), controller.belief.bursts())
+    metrics.beliefs(engine, controller.segments(), controller.variation())
     metrics.steps(engine, controller.belief.tally, controller.last_report)
     restart = controller.restart()
     if restart is not None:

@@ -19,12 +19,14 @@ from prometheus_client import (
 )
 from prometheus_client.metrics import MetricWrapperBase
 
+from steersman_controller.belief.signal_rows import SIGNALS
 from steersman_controller.belief.tally import Tally
 from steersman_controller.sidecar.histograms import StepHistograms
+from steersman_controller.status import Variation
 from steersman_policies.messages import RequestReport, StepReport
 from steersman_policies.plan import Plan
 from steersman_policies.units import MAX_SEGMENTS
-from steersman_policies.view import SegmentBelief
+from steersman_policies.view import SegmentBelief, SignalBelief
 
 M = TypeVar("M", bound=MetricWrapperBase)
 
@@ -75,6 +77,14 @@ _GAUGES: Final = {
     "acceptance_dispersion_ratio": (
         "Variance of those residuals over that of independent drafts: above 1 where requests differ.",
         ["engine", "segment"],
+    ),
+    "request_acceptance_deviation_ratio": (
+        "Standard deviation of accepted / drafted between requests, beyond chance.",
+        ["engine", "segment"],
+    ),
+    "signal_gain_nats": (
+        "By how much a position is predicted better with a signal; absent where it does not pay.",
+        ["engine", "segment", "signal"],
     ),
     "invalid_state_ratio": (
         "Share of requests that the drafter has no valid state for.",
@@ -171,6 +181,8 @@ class Metrics:
         self._totals: dict[tuple[str, ...], float] = {}
         self._policies: dict[str, tuple[str, str, str]] = {}
         self._segments: dict[str, set[str]] = {}
+        self._paying: set[tuple[str, ...]] = set()
+        """Engine, segment and signal."""
         self.set("build_info", 1.0, version)
 
     def serve(self, port: int) -> str:
@@ -267,10 +279,9 @@ class Metrics:
             self.set(gauge, k, engine, self._segment(engine, segment))
 
     def beliefs(
-        self, engine: str, beliefs: Iterable[SegmentBelief], bursts: Mapping[str, tuple[float, float]]
+        self, engine: str, beliefs: Iterable[SegmentBelief], variation: Mapping[str, Variation]
     ) -> None:
-        """Show what is believed about each segment that there is evidence for; `bursts`: autocorrelation and
-        dispersion of those whose were measured."""
+        """Show what is believed about each segment that there is evidence for, and how its drafts vary."""
         for belief in beliefs:
             if belief.weight <= 0.0:
                 continue
@@ -283,10 +294,23 @@ class Metrics:
             ):
                 for position, accepted in enumerate(by_position[:MAX_POSITIONS], start=1):
                     self.set(name, accepted, engine, segment, str(position))
-            if belief.segment in bursts:
-                rho, dispersion = bursts[belief.segment]
-                self.set("acceptance_autocorrelation", rho, engine, segment)
-                self.set("acceptance_dispersion_ratio", dispersion, engine, segment)
+            for signal in SIGNALS:
+                self._gain(belief.by_signal.get(signal), engine, segment, signal)
+            found = variation.get(belief.segment, Variation())
+            if found.autocorrelation is not None and found.dispersion is not None:
+                self.set("acceptance_autocorrelation", found.autocorrelation, engine, segment)
+                self.set("acceptance_dispersion_ratio", found.dispersion, engine, segment)
+            if found.between_requests is not None:
+                deviation = found.between_requests.deviation
+                self.set("request_acceptance_deviation_ratio", deviation, engine, segment)
+
+    def _gain(self, found: SignalBelief | None, *labels: str) -> None:
+        if found is not None:
+            self._paying.add(labels)
+            self.set("signal_gain_nats", found.gain_nats, *labels)
+        elif labels in self._paying:
+            self._paying.discard(labels)
+            self._gauges.remove("signal_gain_nats", labels)
 
     def _segment(self, engine: str, segment: str) -> str:
         """The label of a segment: an engine that names more than it may adds no series."""

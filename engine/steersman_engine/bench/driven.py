@@ -64,6 +64,7 @@ class Batch(Struct, frozen=True):
     context_tokens: list[int]
     drafted_up_to: list[int]
     accept_up_to: list[int]
+    requests: list[int]
 
 
 def batches(requests: int, rng: random.Random, number: int = 64) -> list[Batch]:
@@ -78,7 +79,9 @@ def batches(requests: int, rng: random.Random, number: int = 64) -> list[Batch]:
         contexts = [rng.randrange(50, 2_500) for _ in range(requests)]
         drafted = [0 if rng.random() < 0.2 else K_MAX - (rng.random() < 0.1) for _ in range(requests)]
         accepted = [next(n for n in range(99) if rng.random() < 0.5) for _ in range(requests)]
-        made.append(Batch(segments, dict(Counter(segments)), contexts, drafted, accepted))
+        made.append(
+            Batch(segments, dict(Counter(segments)), contexts, drafted, accepted, list(range(requests)))
+        )
     return made
 
 
@@ -171,6 +174,7 @@ class DrivenEngine:
             waiting=0,
             kv_used_fraction=0.5,
             decision=self._decision,
+            requests=batch.requests,
         )
         recorded_s = time.perf_counter()
         steering.record(rows)

@@ -38,6 +38,7 @@ class RandomDrafter:
     name = "random"
     version = "1"
     survives_off = True
+    confident = False
 
     def __init__(self, probs: Tensor, generator: torch.Generator) -> None:
         self.probs = probs  # (vocab)

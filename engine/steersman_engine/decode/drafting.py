@@ -68,6 +68,7 @@ class Drafting:
             return
         request.drafts = drafts
         request.draft_probs = proposal.draft_probs
+        request.confidence = None if proposal.confidence is None else proposal.confidence[: len(drafts)]
         request.not_drafted = "" if drafts else proposal.not_drafted or "no_match"
 
     def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:

@@ -192,7 +192,7 @@ class Engine:
         else:
             request.first_token_s = now_s
         request.tokens += tokens
-        request.drafts, request.draft_probs = [], None
+        request.drafts, request.draft_probs, request.confidence = [], None, None
         if not self._deliver(request, tokens):
             reason = "error"
         if reason is not None:

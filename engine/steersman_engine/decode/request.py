@@ -63,6 +63,8 @@ class Request:
     drafts: list[int] = field(default_factory=list)
     """Proposed in the last step, to be verified in this one."""
     draft_probs: torch.Tensor | None = None
+    confidence: torch.Tensor | None = None
+    """The drafter's own probability of each draft."""
     commanded_k: int = 0
     not_drafted: str = ""
     generator: torch.Generator = field(init=False)

@@ -1,5 +1,11 @@
 """What the engine notes down while a step runs: columns for the link, and reports of ended requests."""
 
+from collections.abc import Sequence
+from itertools import islice
+
+import torch
+from torch import Tensor
+
 from steersman_engine.decode.request import Request
 from steersman_engine.rows import StepRows
 from steersman_policies.executor import Decision
@@ -23,6 +29,8 @@ class Tally:
         self._accepted: list[int] = []
         self._committed: list[int] = []
         self._not_drafted: list[str] = []
+        self._requests: list[int] = []
+        self._confidence: list[Tensor | None] = []
 
     def add(self, request: Request, context_tokens: int, accepted: int, committed: int) -> None:
         """Note what a request committed; to be called before its state changes."""
@@ -36,6 +44,8 @@ class Tally:
         self._accepted.append(accepted)
         self._committed.append(committed)
         self._not_drafted.append(request.not_drafted)
+        self._requests.append(request.number)
+        self._confidence.append(request.confidence)
 
     def rows(
         self, *, step: int, ended_s: float, waiting: int, kv_used_fraction: float, decision: Decision
@@ -61,7 +71,18 @@ class Tally:
             waiting=waiting,
             kv_used_fraction=kv_used_fraction,
             decision=decision,
+            requests=self._requests,
+            confidence=_lists(self._confidence),
         )
+
+
+def _lists(confidence: Sequence[Tensor | None]) -> list[list[float]]:
+    """All numbers brought to the host at once; empty where there are none."""
+    present = [probabilities for probabilities in confidence if probabilities is not None]
+    if not present:
+        return []
+    flat = iter(torch.cat(present).tolist())
+    return [[] if one is None else list(islice(flat, len(one))) for one in confidence]
 
 
 def request_report(request: Request, ended_s: float) -> RequestReport:

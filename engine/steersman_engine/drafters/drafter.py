@@ -18,6 +18,9 @@ class Proposal:
     draft_probs: Tensor | None = None
     """(tokens, vocab): what each was drawn from; None where each was certain."""
     not_drafted: NotDrafted | None = None
+    confidence: Tensor | None = None
+    """(tokens,): the probability that the drafter's model gave each token, greedy or not, at temperature 1;
+    None where it has none."""
 
 
 class Drafter(Protocol):
@@ -27,6 +30,8 @@ class Drafter(Protocol):
     version: str
     survives_off: bool
     """Whether its state stays valid through steps at K=0, in which it is not called."""
+    confident: bool
+    """Whether its proposals say how sure it is."""
 
     def admit(self, request: Request) -> None:
         """A request got a slot."""

@@ -18,6 +18,7 @@ class PromptLookup:
     name = "prompt_lookup"
     version = "1"
     survives_off = True
+    confident = False
 
     def __init__(self, max_ngram: int = 4, min_ngram: int = 2) -> None:
         if not 1 <= min_ngram <= max_ngram:

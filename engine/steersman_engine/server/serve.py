@@ -166,7 +166,7 @@ def hello(settings: Settings, target: TargetModel, drafter: Drafter | None) -> H
         max_batch=settings.max_batch,
         per_request_k=True,
         draft_timing=True,
-        confidence=False,
+        confidence=drafter is not None and drafter.confident,
         drafter_state_survives_off=drafter.survives_off if drafter is not None else True,
     )
 

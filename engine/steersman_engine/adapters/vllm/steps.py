@@ -125,6 +125,7 @@ class _Columns:
         self.accepted: list[int] = []
         self.committed: list[int] = []
         self.not_drafted: list[str] = []
+        self.requests: list[int] = []
 
 
 class StepReader:
@@ -188,6 +189,7 @@ class StepReader:
             decision=step.decision,
             warm_up=step.number < WARM_UP_STEPS,
             preemption=bool(step.output.preempted_req_ids),
+            requests=columns.requests,
         )
 
     def _columns(self, step: Step, started_s: float) -> tuple[_Columns, int]:
@@ -243,6 +245,7 @@ class StepReader:
         columns.drafted.append(drafted)
         columns.accepted.append(accepted)
         columns.not_drafted.append(why)
+        columns.requests.append(request.number)
         request.steps += 1
         request.drafted += drafted
         request.accepted += accepted

@@ -1,0 +1,99 @@
+"""Requests that differ beyond chance are seen to, whatever K they lived under."""
+
+import importlib.util
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from steersman_controller.belief import requests
+from steersman_controller.belief.requests import Draft, RequestSums, Spread, spread
+from steersman_controller.core import Controller
+from steersman_controller.events import ControllerConfig
+from steersman_policies.codec import fingerprint_digest
+from steersman_policies.messages import RequestReport
+from steersman_policies.policy import load
+
+_spec = importlib.util.spec_from_file_location("traffic", Path(__file__).with_name("traffic.py"))
+assert _spec is not None
+assert _spec.loader is not None
+traffic = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(traffic)
+
+
+def controller() -> Controller:
+    digest = fingerprint_digest(traffic.FINGERPRINT)
+    return Controller(traffic.HELLO, digest, load("fixed", {"k": 4}), ControllerConfig())
+
+
+def served(differ: float, k: int = 4, number: int = 400, seed: int = 1) -> tuple[Controller, float]:
+    """A controller after these requests of 40 drafts, and how their expected accepted / drafted spreads.
+
+    `differ`: standard deviation of their log-odds of acceptance.
+    """
+    rng, one, shares = np.random.default_rng(seed), controller(), []
+    for request in range(number):
+        alpha = float(1.0 / (1.0 + np.exp(-(0.5 + differ * rng.standard_normal()))))
+        accepted = np.minimum(rng.geometric(1.0 - alpha, 40) - 1, k)
+        shares.append(sum(alpha**j for j in range(1, k + 1)) / k)
+        for half in (accepted[:20], accepted[20:]):
+            step = 2 * request + (half is not accepted[:20])
+            one.observe(traffic.report(step, [traffic.group("code", k, half.tolist())]), 0.02 * step)
+        report = RequestReport(
+            request, "code", 0.0, 10, 90, 0.0, 0.1, 0.01, 1.0, 40, 40 * k, int(accepted.sum()), "stop"
+        )
+        one.observe(report, 0.02 * step)
+    return one, float(np.std(shares))
+
+
+@pytest.mark.parametrize("k", [2, 4, 8])
+def test_the_spread_between_requests_is_found(k: int) -> None:
+    """Within a fifth of the truth, at every K."""
+    one, truth = served(0.8, k)
+    found = one.variation()["code"].between_requests
+    assert found is not None
+    assert found.deviation == pytest.approx(truth, rel=0.2)
+    assert found.overdispersion > 3.0
+
+
+def test_requests_that_are_alike_show_no_spread() -> None:
+    """What chance does between equal requests is not taken for a difference."""
+    found = served(0.0)[0].variation()["code"].between_requests
+    assert found is not None
+    assert found.deviation < 0.03
+    assert found.overdispersion == pytest.approx(1.0, abs=0.3)
+
+
+def test_a_spread_that_ignores_chance_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were drafts taken for certain, requests that are alike would seem to differ."""
+
+    def certain(sums: RequestSums, draft: Draft) -> Spread | None:
+        return spread(sums, Draft(draft.length, 1e-9))
+
+    monkeypatch.setattr(requests, "spread", certain)
+    found = served(0.0)[0].variation()["code"].between_requests
+    assert found is not None
+    assert found.deviation > 0.03
+
+
+def test_reports_that_cannot_be_true_are_counted_and_ignored() -> None:
+    """More accepted than drafted teaches nothing."""
+    one = served(0.8, number=20)[0]
+    before = one.snapshot()
+    lie = RequestReport(99, "code", 0.0, 10, 90, 0.0, 0.1, 0.01, 1.0, 40, 20, 21, "stop")
+    one.observe(lie, 100.0)
+    assert one.counters["reports_refused"] == 1
+    one.counters["reports_refused"] = 0
+    del one.counters["reports_refused"]
+    assert one.snapshot() == before
+
+
+def test_it_outlives_the_sidecar_and_is_shown() -> None:
+    """The sums are part of a snapshot, and status says what they mean."""
+    one, other = served(0.8)[0], controller()
+    other.restore(one.snapshot())
+    assert other.variation() == one.variation()
+    shown = msgspec.to_builtins(one.status(1000.0).variation)
+    assert shown["code"]["between_requests"]["deviation"] > 0.0
+    assert shown["code"]["dispersion"] > 1.0
