@@ -120,7 +120,7 @@ def assert_parity(events: list[Event], folder: Path) -> list[Plan]:
 def stream(experiment) -> list[Event]:
     """A simulated sidecar's events under three policies, on a clock that does not start at 0."""
     config = ControllerConfig(seed=3, segmenter=RULES)
-    events = list(experiment(25, config=config).events)
+    events = list(experiment(60, config=config).events)
     return [msgspec.structs.replace(event, at_s=event.at_s + 1234.5) for event in events]
 
 
