@@ -36,6 +36,8 @@ def request(request_id: str, segment: str = "", **fields: Any) -> Any:
         "request_id": request_id,
         "arrival_time": 50.0,
         "num_prompt_tokens": 10,
+        "prompt_token_ids": [1, 2] * 5,
+        "max_tokens": 40,
         "num_output_tokens": 4,
         "lora_request": None,
         "sampling_params": SimpleNamespace(extra_args=extra, temperature=0.0, structured_outputs=None),
