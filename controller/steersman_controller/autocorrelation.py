@@ -40,6 +40,16 @@ class Autocorrelation(Struct):
             )
         self.last = (step, requests, successes, trials)
 
+    def plus(self, other: "Autocorrelation") -> "Autocorrelation":
+        """The sums of both; it grows no more."""
+        one, two = self, other
+        return Autocorrelation(
+            one.successes + two.successes,
+            one.trials + two.trials,
+            _plus(one.joint, *two.joint, 1.0),
+            _plus(one.own, *two.own, 1.0),
+        )
+
     @property
     def lag_one(self) -> float:
         """From 0 to 0.98; 0 where nothing is known.

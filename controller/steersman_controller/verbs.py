@@ -28,6 +28,9 @@ def serve(
         typer.Option(help="The policy to begin with; an engine known in --state-dir keeps its own."),
     ] = None,
     param: Params = None,
+    segments: Annotated[
+        Path | None, typer.Option(help="How requests are sorted: a bundle with a segmenter, or YAML.")
+    ] = None,
     steer: Annotated[bool, typer.Option("--steer", help="Act; without it plans are only logged.")] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow other machines to connect.")] = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print it and exit.")] = False,
@@ -47,6 +50,7 @@ def serve(
         "admin": admin,
         "record": None if record is None else str(record),
         "state_dir": None if state_dir is None else str(state_dir),
+        "segments": None if segments is None else str(segments),
         "metrics_port": metrics_port,
         "policy.name": policy,
         "policy.params": _params(param) or None,

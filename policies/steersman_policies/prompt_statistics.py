@@ -8,6 +8,7 @@ An engine calls this once per request on its own thread, so what is looked at is
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -57,12 +58,36 @@ repeated_fraction=0.5625, temperature=0.75, structured=0)
     sample = _sample(ids)
     tokens = len(sample)
     pairs = tokens - 1
+    return rounded_statistics(
+        prompt_tokens=len(ids),
+        max_output_tokens=max_output_tokens,
+        distinct_fraction=len(set(sample)) / tokens if tokens else 0.0,
+        repeated_fraction=1.0 - len(set(pairwise(sample))) / pairs if pairs > 0 else 0.0,
+        temperature=temperature,
+        structured=structured,
+    )
+
+
+def rounded_statistics(
+    *,
+    prompt_tokens: int,
+    max_output_tokens: int,
+    distinct_fraction: float,
+    repeated_fraction: float,
+    temperature: float,
+    structured: bool,
+) -> PromptStatistics:
+    """Made coarse: the only way to statistics that are sent or kept.
+
+    A temperature that is no number counts as the highest.
+    """
+    hot = temperature if 0.0 <= temperature <= MAX_TEMPERATURE else MAX_TEMPERATURE
     return PromptStatistics(
-        _rounded(len(ids)),
+        _rounded(prompt_tokens),
         _rounded(max_output_tokens),
-        _step(len(set(sample)), tokens),
-        _step(pairs - len(set(zip(sample, sample[1:], strict=False))), pairs),
-        round(min(max(temperature, 0.0), MAX_TEMPERATURE) * TEMPERATURE_STEPS) / TEMPERATURE_STEPS,
+        round(distinct_fraction * FRACTION_STEPS) / FRACTION_STEPS,
+        round(repeated_fraction * FRACTION_STEPS) / FRACTION_STEPS,
+        round(hot * TEMPERATURE_STEPS) / TEMPERATURE_STEPS,
         int(structured),
     )
 
@@ -83,7 +108,3 @@ def _rounded(tokens: int) -> int:
     """
     shift = max(0, tokens.bit_length() - 2)
     return min(tokens >> shift << shift, MAX_TOKENS) if tokens > 0 else 0
-
-
-def _step(count: int, of: int) -> float:
-    return round(FRACTION_STEPS * count / of) / FRACTION_STEPS if of > 0 else 0.0

@@ -75,7 +75,7 @@ class SegmentTree(Struct, frozen=True, array_like=True):
         return [f"{self.segments[node]}: {', '.join(asked[node]) or 'every request'}" for node in leaves]
 
 
-def _fault(tree: SegmentTree) -> str | None:
+def _fault(tree: SegmentTree) -> str | None:  # noqa: PLR0911 - one return per rule
     """Why the arrays are no tree, or one that no engine should walk; None where they are."""
     nodes = len(tree.features)
     if not 1 <= nodes <= MAX_NODES:

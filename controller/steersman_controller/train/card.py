@@ -12,6 +12,7 @@ from steersman_controller.train.compiled import Tables
 from steersman_controller.train.crossover import acceptances, best_k, crossover_lines, drafter_loses
 from steersman_controller.train.intervals import NOMINAL, Residuals
 from steersman_controller.train.physics import PhysicsModel, fit_physics
+from steersman_controller.train.segment_lines import facts_lines, segmenter_lines, segments_lines
 from steersman_controller.train.selection import Selected
 
 WORST = 5
@@ -107,6 +108,10 @@ def card_lines(bundle: Bundle) -> list[str]:
         ]
     if manifest.choice is not None:
         lines += ["", *choice_lines(manifest.choice)]
+    if manifest.facts:
+        lines += ["", *facts_lines(manifest.facts)]
+    if manifest.segments is not None:
+        lines += ["", *segments_lines(manifest.segments), *segmenter_lines(manifest.segmenter)]
     return lines
 
 

@@ -11,10 +11,13 @@ import pyarrow as pa
 from msgspec import Struct
 
 from steersman_controller.trace.recording import Recording, read_recording
+from steersman_controller.trace.segment_facts import SegmentFacts, SegmentTally
 from steersman_controller.train.cells import Cells
+from steersman_controller.train.outcomes import Outcomes, outcomes_of
 from steersman_controller.train.reduction import Group, reduced, sampled
 from steersman_controller.train.table_file import database
-from steersman_policies.messages import Fingerprint, StepReport
+from steersman_policies.messages import Fingerprint, RequestReport, StepReport
+from steersman_policies.segmenter import Segmenter
 
 COLUMNS: dict[str, Callable[[StepReport], float]] = {
     "batch_size": lambda step: step.decode_requests,
@@ -50,6 +53,11 @@ class Recorded(Struct, frozen=True):
     fingerprint: Fingerprint | None
     """Of the engine, where there is just one kind."""
     warning: str | None
+    outcomes: Outcomes
+    """Finished requests."""
+    segmenter: Segmenter
+    """That sorted them."""
+    facts: dict[str, SegmentFacts]
 
 
 def read_recorded(path: Path) -> Recorded:
@@ -59,13 +67,19 @@ def read_recorded(path: Path) -> Recorded:
     columns: dict[str, array[float]] = {name: array("d") for name in (*COLUMNS, "engine")}
     reached: Counts = defaultdict(lambda: defaultdict(int))
     accepted: Counts = defaultdict(lambda: defaultdict(int))
-    for index, engine in enumerate(engines):
-        for step in recording.steps(engine):
-            if step.trains and not step.first_after_switch and step.decode_requests and step.busy_s > 0.0:
-                for name, value in COLUMNS.items():
-                    columns[name].append(value(step))
-                columns["engine"].append(index)
-                _count(step, reached, accepted)
+    requests: list[RequestReport] = []
+    tally = SegmentTally()
+    numbers = {engine: float(index) for index, engine in enumerate(engines)}
+    for event in recording.records():
+        tally.add(event)
+        step = event.record
+        if isinstance(step, RequestReport):
+            requests.append(step)
+        elif isinstance(step, StepReport) and _teaches(step):
+            for name, value in COLUMNS.items():
+                columns[name].append(value(step))
+            columns["engine"].append(numbers[event.engine_id])
+            _count(step, reached, accepted)
     steps = len(columns["engine"])
     if not steps:
         raise ValueError(f"{path}: no step in it that a model could learn from")
@@ -78,7 +92,14 @@ def read_recorded(path: Path) -> Recorded:
         acceptance=_acceptance(reached, accepted),
         fingerprint=_fingerprint(recording),
         warning=recording.warning,
+        outcomes=outcomes_of(requests),
+        segmenter=recording.started.config.segmenter,
+        facts=tally.facts(),
     )
+
+
+def _teaches(step: StepReport) -> bool:
+    return step.trains and not step.first_after_switch and step.decode_requests > 0 and step.busy_s > 0.0
 
 
 def _groups(

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from steersman_controller.trace.segment_facts import SegmentFacts
 from steersman_controller.train.bundle import (
     FORMAT,
     Bundle,
@@ -26,14 +27,18 @@ from steersman_controller.train.compiled import Tables, compile_tables
 from steersman_controller.train.hardware import Forwards, Hardware, Measured, forwards_of, prior_figures
 from steersman_controller.train.intervals import residuals
 from steersman_controller.train.models import CANDIDATES
+from steersman_controller.train.outcomes import Outcomes, read_acceptance_trace
 from steersman_controller.train.prior import nobody_measured
 from steersman_controller.train.recorded import read_recorded
 from steersman_controller.train.reduction import Group
+from steersman_controller.train.segment_gain import step_of
+from steersman_controller.train.segmentation import SegmentsCard, segments_of
 from steersman_controller.train.selection import Selected, select, unscored
 from steersman_controller.train.step_times import Source, read_step_times
 from steersman_controller.train.survival import Survival, read_acceptance
 from steersman_controller.whole_file import write_whole
 from steersman_policies.messages import Fingerprint
+from steersman_policies.segmenter import Segmenter
 
 Progress = Callable[[str, float], None]
 """Told what is being done and the fraction that is done."""
@@ -49,6 +54,9 @@ class Request(Struct, frozen=True):
     hardware: Hardware | None = None
     measured: Measured | None = None
     evaluate_choice: str = ""
+    segments: bool = False
+    """Learn how to sort requests, from the recording or the acceptance trace."""
+    acceptance_trace: Path | None = None
     fingerprint: Fingerprint | None = None
     out: Path | None = None
 
@@ -69,6 +77,9 @@ class _Gathered(Struct, frozen=True):
     acceptance: dict[str, tuple[float, ...]]
     fingerprint: Fingerprint | None
     warning: str | None = None
+    outcomes: Outcomes | None = None
+    segmenter: Segmenter = Segmenter()
+    facts: dict[str, SegmentFacts] = {}
 
 
 def train(request: Request, progress: Progress) -> Trained:
@@ -92,7 +103,10 @@ def train(request: Request, progress: Progress) -> Trained:
     if request.evaluate_choice:
         choice, measured = _choice(request, selected, groups, progress)
     gathered = msgspec.structs.replace(gathered, acceptance=gathered.acceptance or measured)
-    content = encode_bundle(*_contents(request, gathered, selected, groups, tables, choice))
+    segmenter, segments = _segments(request, gathered, groups, tables, progress)
+    content = encode_bundle(
+        *_contents(request, gathered, selected, groups, tables, choice, segmenter, segments)
+    )
     if request.out is not None:
         write_whole(request.out, content)
     return Trained(decode_bundle(content, "the new bundle"), prior, gathered.warning)
@@ -105,6 +119,10 @@ def _refuse_nonsense(request: Request) -> None:
         raise ValueError("train: give --step-times, --recording, or --target-config with --device")
     if request.measured and not request.hardware:
         raise ValueError("--measured: needs --target-config and --device to compare with")
+    if request.acceptance_trace and not request.segments:
+        raise ValueError("--acceptance-trace: is evidence for --segments; give both")
+    if request.segments and not (request.recording or request.acceptance_trace):
+        raise ValueError("--segments: needs --recording or --acceptance-trace, which show single requests")
     by = () if request.step_times is None else request.step_times.by
     if request.evaluate_choice and request.evaluate_choice not in by:
         raise ValueError(f"--evaluate-choice: {request.evaluate_choice!r} must be one of the --by columns")
@@ -134,6 +152,9 @@ def _gathered(request: Request, progress: Progress) -> _Gathered:
             acceptance or recorded.acceptance,
             request.fingerprint or recorded.fingerprint,
             recorded.warning,
+            recorded.outcomes,
+            recorded.segmenter,
+            recorded.facts,
         )
     return _Gathered({}, {}, (), (), acceptance, request.fingerprint)
 
@@ -173,6 +194,8 @@ def _contents(
     groups: Mapping[Group, Cells],
     tables: Mapping[Group, Tables],
     choice: ChoiceReport | None,
+    segmenter: Segmenter | None,
+    segments: SegmentsCard | None,
 ) -> tuple[Manifest, bytes]:
     packed = pack_tables(list(tables.values()))
     manifest = Manifest(
@@ -194,10 +217,31 @@ def _contents(
         ),
         acceptance=gathered.acceptance,
         choice=choice,
+        facts=gathered.facts,
+        segments=segments,
+        segmenter=segmenter,
         tables_bytes=len(packed),
         tables_sha256=tables_hash(packed),
     )
     return manifest, packed
+
+
+def _segments(
+    request: Request,
+    gathered: _Gathered,
+    groups: Mapping[Group, Cells],
+    tables: Mapping[Group, Tables],
+    progress: Progress,
+) -> tuple[Segmenter | None, SegmentsCard | None]:
+    """What there is to know about segments, where it was asked for."""
+    if not request.segments:
+        return None, None
+    progress("learning segments", 1.0)
+    trace = request.acceptance_trace
+    outcomes = gathered.outcomes if trace is None else read_acceptance_trace(trace)
+    assert outcomes is not None, "a recording or a trace: one of them was asked for"
+    most = max(groups, key=lambda group: float(groups[group].steps.sum()))
+    return segments_of(outcomes, gathered.segmenter, step_of(tables[most]))
 
 
 def _figures(selected: Mapping[Group, Selected], groups: Mapping[Group, Cells]) -> dict[str, float | None]:
