@@ -12,6 +12,8 @@ from math import erfc, sqrt
 
 from msgspec import Struct
 
+from steersman_policies.messages import RequestReport
+
 LEAST_REQUESTS = 20
 """Fewer requests say nothing about how they differ."""
 
@@ -103,6 +105,11 @@ class RequestSpread(Struct):
         # A share of 0 or 1 is never certain.
         p = (self.accepted + 0.5) / (self.reached + 1.0)
         return p * (1.0 - p) * self.dispersion / self.reached
+
+
+def is_decided(report: RequestReport) -> bool:
+    """Whether a report tells how many of its draft tokens were decided, and does not contradict itself."""
+    return report.accepted <= report.reached <= report.drafted and (report.reached > 0 or not report.drafted)
 
 
 def alike(spreads: Mapping[str, RequestSpread]) -> list[tuple[str, str]]:

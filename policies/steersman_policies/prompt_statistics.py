@@ -9,8 +9,9 @@ An engine calls this once per request on its own thread, so what is looked at is
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from steersman_policies.units import Count, Fraction
 
@@ -35,9 +36,9 @@ class PromptStatistics(Struct, frozen=True, array_like=True, gc=False):
     """Different tokens in the sample, over its length."""
     repeated_fraction: Fraction = 0.0
     """Pairs of neighbouring tokens that occurred before in the sample: what prompt lookup lives on."""
-    temperature: float = 0.0
+    temperature: Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)] = 0.0
     """From 0 (greedy) to 2; higher ones count as 2."""
-    structured: int = 0
+    structured: Annotated[int, Meta(ge=0, le=1)] = 0
     """1 where the output must follow a grammar or a schema."""
 
 

@@ -79,7 +79,7 @@ def record(path: Path, hello: Hello, step: StepReport, found: Sequence[RequestRe
 
     received(hello)
     number = 0
-    for batch in (1, 2, 4, 8, 16, 32):
+    for batch in (1, 4, 16, 32):
         for k in range(K + 1):
             for _ in range(5):
                 tokens = batch * (k + 1)

@@ -1,4 +1,4 @@
-"""How requests are sorted, from a file: a bundle that `steersman train --segments` made, or YAML of one's own."""
+"""How requests are sorted, from a file: a bundle of `steersman train --segments`, or YAML of one's own."""
 
 import zipfile
 from pathlib import Path

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from steersman_controller.autocorrelation import Autocorrelation
 from steersman_controller.events import Received
-from steersman_controller.request_spread import RequestSpread, alike
+from steersman_controller.request_spread import RequestSpread, alike, is_decided
 from steersman_policies.messages import RequestReport, StepReport
 
 
@@ -39,7 +39,8 @@ class SegmentTally:
         """A step or a finished request; anything else is ignored."""
         record = event.record
         if isinstance(record, RequestReport):
-            self._spreads[record.segment].add(record.accepted, record.reached)
+            if is_decided(record):
+                self._spreads[record.segment].add(record.accepted, record.reached)
         elif isinstance(record, StepReport) and record.trains:
             self._add_step(event.engine_id, record)
 

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
+from steersman_controller.request_spread import is_decided
 from steersman_controller.train.cells import Floats
 from steersman_policies.messages import RequestReport
 from steersman_policies.policy import did_you_mean
@@ -59,7 +60,7 @@ class Outcomes:
 
 def outcomes_of(reports: Iterable[RequestReport]) -> Outcomes:
     """Of the requests whose engine told statistics, and how many of their draft tokens were decided."""
-    told = [r for r in reports if r.statistics is not None and r.steps and (r.reached or not r.drafted)]
+    told = [r for r in reports if r.statistics is not None and r.steps and is_decided(r)]
     told.sort(key=lambda r: (r.arrived_s, r.request))
     rows = [(r.segment, r.statistics, r.accepted, r.reached, r.steps, r.steps_drafted) for r in told]
     return _gathered(rows)

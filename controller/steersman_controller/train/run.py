@@ -32,7 +32,7 @@ from steersman_controller.train.prior import nobody_measured
 from steersman_controller.train.recorded import read_recorded
 from steersman_controller.train.reduction import Group
 from steersman_controller.train.segment_gain import step_of
-from steersman_controller.train.segmentation import SegmentsCard, segments_of
+from steersman_controller.train.segmentation import SegmentsCard, enough, segments_of
 from steersman_controller.train.selection import Selected, select, unscored
 from steersman_controller.train.step_times import Source, read_step_times
 from steersman_controller.train.survival import Survival, read_acceptance
@@ -90,6 +90,11 @@ def train(request: Request, progress: Progress) -> Trained:
     gathered = _gathered(request, progress)
     if not gathered.groups and request.out is None:
         return Trained(None, prior, gathered.warning)
+    if request.segments:
+        trace = request.acceptance_trace
+        found = gathered.outcomes if trace is None else read_acceptance_trace(trace)
+        assert found is not None, "a recording or a trace: one of them was asked for"
+        gathered = msgspec.structs.replace(gathered, outcomes=enough(found))
     selected = _selected(gathered, forwards, progress)
     groups = gathered.groups
     if not groups:
@@ -236,12 +241,10 @@ def _segments(
     """What there is to know about segments, where it was asked for."""
     if not request.segments:
         return None, None
+    assert gathered.outcomes is not None, "a recording or a trace: one of them was asked for"
     progress("learning segments", 1.0)
-    trace = request.acceptance_trace
-    outcomes = gathered.outcomes if trace is None else read_acceptance_trace(trace)
-    assert outcomes is not None, "a recording or a trace: one of them was asked for"
     most = max(groups, key=lambda group: float(groups[group].steps.sum()))
-    return segments_of(outcomes, gathered.segmenter, step_of(tables[most]))
+    return segments_of(gathered.outcomes, gathered.segmenter, step_of(tables[most]))
 
 
 def _figures(selected: Mapping[Group, Selected], groups: Mapping[Group, Cells]) -> dict[str, float | None]:

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from steersman_controller.request_spread import merged
+from steersman_controller.request_spread import RequestSpread, merged
 from steersman_controller.train.outcomes import Outcomes
 from steersman_controller.train.segment_gain import Goodput, GoodputGain, Step, goodput_gains
 from steersman_controller.train.tree_fit import FOLDS, fit_tree, folds_of, log_loss, rates, spreads_by
@@ -73,19 +73,23 @@ class SegmentsCard(Struct, frozen=True, forbid_unknown_fields=True):
     same_as: dict[str, str]
 
 
-def segments_of(
-    outcomes: Outcomes, before: Segmenter, step: Step | None
-) -> tuple[Segmenter | None, SegmentsCard]:
-    """The segmenter to deploy and the card; None where nothing new is worth deploying.
-
-    `before` gave the tags of `outcomes`; its rules are carried on. Raises ValueError where there are too few
-    requests.
-    """
+def enough(outcomes: Outcomes) -> Outcomes:
+    """The same; raises ValueError where they are too few to learn from."""
     if len(outcomes) < LEAST_REQUESTS or not outcomes.reached.sum():
         raise ValueError(
             f"--segments: {len(outcomes)} requests with prompt statistics and decided drafts, "
             f"at least {LEAST_REQUESTS} are needed"
         )
+    return outcomes
+
+
+def segments_of(
+    outcomes: Outcomes, before: Segmenter, step: Step | None
+) -> tuple[Segmenter | None, SegmentsCard]:
+    """The segmenter to deploy and the card; None where nothing new is worth deploying.
+
+    `before` gave the tags of `outcomes`, which are `enough`; its rules are carried on.
+    """
     untagged = outcomes.tags == UNKNOWN_SEGMENT
     losses, goodput = _scored(outcomes, step)
     over_one = {name: _gain(losses["one"] - loss, outcomes) for name, loss in losses.items() if name != "one"}
@@ -145,7 +149,8 @@ def _ways(known: Outcomes) -> dict[str, Sorter]:
     """Everything that competes, learned from `known`."""
     same_as = _same_tags(known)
     everywhere = fit_tree(known)
-    rest = fit_tree(known.pick(np.flatnonzero(known.tags == UNKNOWN_SEGMENT)))
+    untagged = np.flatnonzero(known.tags == UNKNOWN_SEGMENT)
+    rest = everywhere if len(untagged) == len(known) else fit_tree(known.pick(untagged))
     return {
         "one": lambda asked: np.full(len(asked), UNKNOWN_SEGMENT),
         "tags": lambda asked: asked.tags,
@@ -194,9 +199,14 @@ def _leaves(tree: SegmentTree, outcomes: Outcomes) -> tuple[LeafCard, ...]:
     for line in tree.lines():
         name, _, when = line.partition(": ")
         ways.setdefault(name, []).append(when)
+    none = RequestSpread()
     return tuple(
         LeafCard(
-            name, tuple(when), int((labels == name).sum()), spreads[name].acceptance, spreads[name].between_sd
+            segment=name,
+            when=tuple(when),
+            requests=int((labels == name).sum()),
+            acceptance=spreads.get(name, none).acceptance,
+            between_sd=spreads.get(name, none).between_sd,
         )
         for name, when in sorted(ways.items())
     )

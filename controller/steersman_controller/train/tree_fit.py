@@ -13,7 +13,7 @@ from steersman_policies.segment_tree import LEAF, MAX_DEPTH, MAX_LEAVES, Segment
 LEAST_LEAF = 30
 """Requests in a leaf."""
 
-SIZES = (2, 3, 4, 6, 8, 12, MAX_LEAVES)
+SIZES = (2, 3, 5, 9, MAX_LEAVES)
 """Numbers of leaves that compete on requests left out."""
 
 FOLDS = 5
@@ -117,13 +117,21 @@ def _exported(grown: Any, outcomes: Outcomes, features: Floats) -> SegmentTree |
         return None
     names = {leaf: f"{LEAF_PREFIX}{ranked.index(first) + 1}" for leaf, first in stands_for.items()}
     is_leaf = inner.children_left == LEAF
-    return SegmentTree(
+    tree = SegmentTree(
         features=tuple(np.where(is_leaf, LEAF, inner.feature).tolist()),
         thresholds=tuple(np.where(is_leaf, 0.0, inner.threshold).tolist()),
         left=tuple(inner.children_left.tolist()),
         right=tuple(inner.children_right.tolist()),
         segments=tuple(names[str(node)] if leaf else "" for node, leaf in enumerate(is_leaf.tolist())),
     )
+    _check_export(tree, outcomes, [names[str(leaf)] for leaf in grown.apply(features).tolist()])
+    return tree
+
+
+def _check_export(tree: SegmentTree, outcomes: Outcomes, wanted: list[str]) -> None:
+    """What is deployed leads every known request to where the estimator does."""
+    found = [tree.segment_of(each) for each in outcomes.statistics]
+    assert found == wanted, "the exported tree sorts differently than the one that was grown"
 
 
 def _share(stands_for: dict[str, str], spreads: dict[Any, RequestSpread], first: str) -> float:
