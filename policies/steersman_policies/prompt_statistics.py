@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from steersman_policies.units import Count, Fraction
 
-WINDOW_TOKENS = 80
+WINDOW_TOKENS = 64
 """Of each of the two pieces that are looked at: the middle of the prompt, and its end. Its beginning is
 often the same text in every request. Repeats across the two are repeats over a distance."""
 

@@ -1,6 +1,7 @@
 """A small decision tree over prompt statistics, as the flat arrays that an engine walks down."""
 
 import re
+from math import inf
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
@@ -65,14 +66,24 @@ class SegmentTree(Struct, frozen=True, array_like=True):
         >>> SegmentTree((0, -1, -1), (96, 0, 0), (1, -1, -1), (2, -1, -1), ("", "short", "long")).lines()
         ['short: prompt_tokens <= 96', 'long: prompt_tokens > 96']
         """
-        asked: list[tuple[str, ...]] = [()] * len(self.features)
+        ranges: list[dict[str, tuple[float, float]]] = [{}] * len(self.features)
         for node, feature in enumerate(self.features):
             if feature != LEAF:
-                edge = f"{self.thresholds[node]:g}"
-                asked[self.left[node]] = (*asked[node], f"{FEATURES[feature]} <= {edge}")
-                asked[self.right[node]] = (*asked[node], f"{FEATURES[feature]} > {edge}")
+                name, edge = FEATURES[feature], self.thresholds[node]
+                low, high = ranges[node].get(name, (-inf, inf))
+                ranges[self.left[node]] = {**ranges[node], name: (low, min(high, edge))}
+                ranges[self.right[node]] = {**ranges[node], name: (max(low, edge), high)}
         leaves = (node for node, feature in enumerate(self.features) if feature == LEAF)
-        return [f"{self.segments[node]}: {', '.join(asked[node]) or 'every request'}" for node in leaves]
+        return [f"{self.segments[node]}: {_described(ranges[node])}" for node in leaves]
+
+
+def _described(ranges: dict[str, tuple[float, float]]) -> str:
+    """Ranges for people, open at the left and closed at the right."""
+    words = (
+        f"{name} > {low:g}" if high == inf else (f"{low:g} < " if low > -inf else "") + f"{name} <= {high:g}"
+        for name, (low, high) in ranges.items()
+    )
+    return ", ".join(words) or "every request"
 
 
 def _fault(tree: SegmentTree) -> str | None:  # noqa: PLR0911 - one return per rule

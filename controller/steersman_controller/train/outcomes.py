@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from steersman_controller.request_spread import is_decided
+from steersman_controller.trace.recording import is_recording, read_recording
 from steersman_controller.train.cells import Floats
 from steersman_policies.messages import RequestReport
 from steersman_policies.policy import did_you_mean
@@ -83,10 +84,12 @@ class TraceLine(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_acceptance_trace(path: Path) -> Outcomes:
-    """The requests of a JSONL file, replayed at the largest number of accepted tokens that it holds.
+    """The requests of a recording; or of a JSONL file, replayed at the most accepted tokens that it holds.
 
     Raises OSError, or ValueError in one line naming file, line and key.
     """
+    if path.is_dir() or is_recording(path):
+        return outcomes_of(read_recording(path).requests())
     lines = list(_trace_lines(path))
     k = max((max(line.accepted_by_position, default=0) for line in lines), default=0)
     if not k:

@@ -116,16 +116,43 @@ def _exported(grown: Any, outcomes: Outcomes, features: Floats) -> SegmentTree |
     if len(ranked) < 2:
         return None
     names = {leaf: f"{LEAF_PREFIX}{ranked.index(first) + 1}" for leaf, first in stands_for.items()}
-    is_leaf = inner.children_left == LEAF
-    tree = SegmentTree(
-        features=tuple(np.where(is_leaf, LEAF, inner.feature).tolist()),
-        thresholds=tuple(np.where(is_leaf, 0.0, inner.threshold).tolist()),
-        left=tuple(inner.children_left.tolist()),
-        right=tuple(inner.children_right.tolist()),
-        segments=tuple(names[str(node)] if leaf else "" for node, leaf in enumerate(is_leaf.tolist())),
-    )
+    tree = _flat(_Nodes(inner, {int(leaf): name for leaf, name in names.items()}))
     _check_export(tree, outcomes, [names[str(leaf)] for leaf in grown.apply(features).tolist()])
     return tree
+
+
+class _Nodes:
+    """The grown tree with the segments of its leaves; a node above leaves of one segment is that segment."""
+
+    def __init__(self, inner: Any, names: dict[int, str]) -> None:
+        self.inner = inner
+        self.names = [names.get(node, "") for node in range(inner.node_count)]
+        for node in reversed(range(inner.node_count)):  # children stand behind their parent
+            left, right = inner.children_left[node], inner.children_right[node]
+            if left != LEAF and self.names[left] == self.names[right]:
+                self.names[node] = self.names[left]
+
+
+def _flat(nodes: _Nodes) -> SegmentTree:
+    """Only what is left of the tree, its nodes numbered anew."""
+    kept, at = [0], 0
+    while at < len(kept):
+        if not nodes.names[kept[at]]:
+            kept += [int(nodes.inner.children_left[kept[at]]), int(nodes.inner.children_right[kept[at]])]
+        at += 1
+    place = {node: index for index, node in enumerate(kept)}
+    asks = [not nodes.names[node] for node in kept]
+
+    def column(values: Any, elsewhere: Any) -> tuple[Any, ...]:
+        return tuple(values[node].item() if ask else elsewhere for node, ask in zip(kept, asks, strict=True))
+
+    return SegmentTree(
+        features=column(nodes.inner.feature, LEAF),
+        thresholds=column(nodes.inner.threshold, 0.0),
+        left=tuple(place.get(child, LEAF) for child in column(nodes.inner.children_left, LEAF)),
+        right=tuple(place.get(child, LEAF) for child in column(nodes.inner.children_right, LEAF)),
+        segments=tuple(nodes.names[node] for node in kept),
+    )
 
 
 def _check_export(tree: SegmentTree, outcomes: Outcomes, wanted: list[str]) -> None:

@@ -32,7 +32,7 @@ def train(
         bool, typer.Option("--segments", help="Learn how to sort requests, and say whether that pays.")
     ] = False,
     acceptance_trace: Annotated[
-        Path | None, typer.Option(help="JSONL of requests for --segments, instead of the recording's.")
+        Path | None, typer.Option(help="JSONL of requests, or another recording, for --segments.")
     ] = None,
     target_config: Annotated[Path | None, typer.Option(help="The target's config.json: a prior.")] = None,
     drafter_config: Annotated[Path | None, typer.Option(help="The drafter's config.json.")] = None,
