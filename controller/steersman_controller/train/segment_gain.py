@@ -17,7 +17,7 @@ from steersman_controller.train.outcomes import Outcomes
 from steersman_controller.train.tree_fit import rates
 from steersman_policies.view import StepCost
 
-BATCHES = 4
+BATCHES = 6
 
 ROUNDS = 4
 """Of improving one segment's K after the other."""

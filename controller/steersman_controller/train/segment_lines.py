@@ -41,8 +41,9 @@ def segments_lines(card: SegmentsCard) -> list[str]:
     if card.goodput:
         lines.append("  predicted goodput over one K for all, held out (lowest and highest fold):")
     for way, gains in card.goodput.items():
-        shown = (f"batch {g.batch} {g.mean:+.2%} ({g.low:+.2%} to {g.high:+.2%})" for g in gains)
-        lines.append(f"    {way:<14}{', '.join(shown)}")
+        shown = ", ".join(f"batch {g.batch} {g.mean:+.2%} ({g.low:+.2%} to {g.high:+.2%})" for g in gains)
+        same = all(g.low == g.high == 0.0 for g in gains)
+        lines.append(f"    {way:<14}{'chooses the same K everywhere' if same else shown}")
     return lines
 
 
