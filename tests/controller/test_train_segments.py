@@ -1,7 +1,6 @@
 """`steersman train --segments`: segments are kept where they pay on what was left out, and only there."""
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,12 @@ import numpy as np
 import pytest
 import segment_truth as truth
 
-from steersman_controller.request_spread import RequestSpread, merged
 from steersman_controller.sidecar.config import read_config
+from steersman_controller.trace.inspection import summary, summary_lines
+from steersman_controller.trace.recording import read_recording
 from steersman_controller.train import segmentation, tree_fit
 from steersman_controller.train.bundle import read_bundle
-from steersman_controller.train.outcomes import Outcomes, outcomes_of, read_acceptance_trace
+from steersman_controller.train.outcomes import outcomes_of, read_acceptance_trace
 from steersman_controller.train.segment_gain import Step
 from steersman_controller.train.segmentation import segments_of
 from steersman_policies.messages import Hello, RequestReport, StepReport
@@ -149,6 +149,19 @@ def test_tags_that_cannot_be_told_apart_become_one() -> None:
     assert card.over_one["tags"].low > 0.05
 
 
+@pytest.mark.parametrize(("tags", "leaves"), [(13, 2), (14, 0)])
+def test_a_tree_leaves_room_for_the_tags(tags: int, leaves: int) -> None:
+    """An engine knows fifteen names beside `unknown`; where no two are left, there is no tree."""
+    names = ["unknown", *(f"t{n}" for n in range(tags))]
+    reports = [
+        msgspec.structs.replace(r, segment="unknown" if r.request % 2 else names[1 + r.request // 2 % tags])
+        for r in truth.requests(500, seed=9)
+    ]
+    _, card = learned(reports)
+    assert len(card.leaves) == leaves
+    assert card.kept is bool(leaves)
+
+
 def test_requests_of_a_tree_have_no_tag_to_the_next_training() -> None:
     """Segments that a tree gave are learned anew; the rules are carried on, the version rises."""
     reports = [
@@ -160,35 +173,6 @@ def test_requests_of_a_tree_have_no_tag_to_the_next_training() -> None:
     assert card.tagged == 0
     assert (segmenter.version, segmenter.rules) == (5, before.rules)
     assert segmenter.tree is not None
-
-
-def test_acceptance_that_does_not_depend_on_k_is_not_a_difference() -> None:
-    """The ratio trap: accepted / drafted falls with K alone. Two tags that differ in K only are merged."""
-
-    def at(k: int, seed: int) -> RequestSpread:
-        rng, found = random.Random(seed), RequestSpread()
-        for _ in range(80):
-            accepted = reached = 0
-            for _ in range(20):
-                kept = next((j for j in range(k) if rng.random() >= 0.7), k)
-                accepted, reached = accepted + kept, reached + min(kept + 1, k)
-            found.add(accepted, reached)
-        return found
-
-    spreads = {"short": at(2, 0), "long": at(8, 1)}
-    assert len(set(merged(spreads).values())) == 1
-    assert abs(spreads["short"].accepted / (80 * 20 * 2) - spreads["long"].accepted / (80 * 20 * 8)) > 0.2
-
-
-@pytest.mark.parametrize(("sd", "split"), [(0.0, False), (0.2, True)])
-def test_a_segment_of_several_kinds_is_noticed(sd: float, split: bool) -> None:
-    """Spread between requests beyond chance is measured, and makes a request count for less."""
-    spread = RequestSpread()
-    for report in truth.requests(400, easy=0.6, hard=0.6, between_sd=sd):
-        spread.add(report.accepted, report.reached)
-    assert spread.worth_splitting is split
-    assert spread.between_sd == pytest.approx(sd, abs=0.04)
-    assert (spread.dispersion > 2.0) is split
 
 
 @pytest.fixture
@@ -259,113 +243,36 @@ def test_too_little_evidence_is_one_clear_line(
     assert "needs --recording or --acceptance-trace" in capsys.readouterr().err
 
 
-def test_reports_that_contradict_themselves_teach_nothing() -> None:
-    """More accepted than decided, or more decided than drafted: left out, the others count."""
-    good = truth.requests(10)
-    bad = [
-        msgspec.structs.replace(good[0], reached=good[0].accepted - 1),
-        msgspec.structs.replace(good[1], reached=good[1].drafted + 1),
-        msgspec.structs.replace(good[2], reached=0),
-    ]
-    assert len(outcomes_of([*good, *bad])) == len(good)
+def test_another_recording_teaches_segments(recorded: Callable[..., Path]) -> None:
+    """Requests of one recording, the cost of steps from elsewhere: a folder or a file of it will do."""
+    reports = truth.requests(250)
+    folder = recorded(reports)
+    for path in (folder, folder / "journal.bin"):
+        assert read_acceptance_trace(path).reached.tolist() == [report.reached for report in reports]
 
 
-def trace(path: Path, count: int) -> Path:
-    """An acceptance trace of two kinds of requests, told apart by the length of their prompts."""
-    rng = random.Random(0)
-    lines = []
-    for number in range(count):
-        share = 0.85 if number % 2 else 0.3
-        accepted = [next((j for j in range(5) if rng.random() >= share), 5) for _ in range(50)]
-        lines.append(
-            {
-                "request_id": f"r{number}",
-                "segment": "unknown",
-                "prompt_tokens": 700 if number % 2 else 30,
-                "output_tokens": 50,
-                "accepted_by_position": accepted,
-            }
-        )
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+def test_a_recording_says_which_segments_could_be_one(recorded: Callable[..., Path]) -> None:
+    """And which hold several kinds of requests; a segment of another acceptance is neither."""
+    mixed = truth.requests(150, tags=("mixed",))
+    plain = truth.requests(300, tags=("one", "two"), by_tag=True, easy=0.9, hard=0.9, seed=4)
+    other = truth.requests(150, tags=("other",), by_tag=True, easy=0.2, seed=5)
+    found = summary(read_recording(recorded([*mixed, *plain, *other])))
+    assert ["one", "two"] in found["segments_alike"]
+    assert not any("other" in pair for pair in found["segments_alike"])
+    assert found["segments_worth_splitting"] == ["mixed"]
+    assert found["segments"]["mixed"]["between_sd"] > 0.2
+    lines = "\n".join(summary_lines(found))
+    assert "segment mixed: acceptance 0." in lines
+    assert "holds more than one kind of request" in lines
 
 
-def test_a_foreign_acceptance_trace_teaches_too(tmp_path: Path) -> None:
-    """Replayed step by step; what it tells of the prompt is what a tree can ask."""
-    outcomes = read_acceptance_trace(trace(tmp_path / "t.jsonl", 300))
-    segmenter, card = segments_of(outcomes, Segmenter(), STEP)
-    assert card.kept
-    assert segmenter is not None
-    assert "prompt_tokens" in card.leaves[0].when[0]
-    assert [leaf.acceptance for leaf in card.leaves] == pytest.approx([0.3, 0.85], abs=0.05)
-
-
-def test_a_trace_is_replayed_exactly(tmp_path: Path) -> None:
-    """A step commits min(accepted, K) + 1 tokens, K being the most that was ever accepted."""
-    path = tmp_path / "t.jsonl"
-    numbers = {
-        "request_id": 1,
-        "prompt_tokens": 9,
-        "output_tokens": 6,
-        "accepted_by_position": [2, 9, 9, 0, 3, 0],
-    }
-    path.write_text(json.dumps({**numbers, "accepted_by_position": [2, 1, 1, 0, 3, 0]}) + "\n")
-    found: Outcomes = read_acceptance_trace(path)
-    # Steps at 0 (2 accepted, the third rejected), 3 (rejected), 4 (all three accepted).
-    assert (found.steps[0], found.accepted[0], found.reached[0]) == (3, 5, 7)
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ('{"request_id": 1, "promt_tokens": 3}', ["line 1", "promt_tokens", "did you mean 'prompt_tokens'?"]),
-        ('{"request_id": 1}', ["line 1", "missing required field"]),
-        ("no json", ["line 1", "malformed"]),
-        (
-            '{"request_id":1,"prompt_tokens":3,"output_tokens":2,"accepted_by_position":[0,0]}',
-            ["no draft token was accepted anywhere"],
-        ),
-    ],
-)
-def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, line: str, words: list[str]) -> None:
-    """File, line, key and what it may have meant."""
-    path = tmp_path / "t.jsonl"
-    path.write_text(line + "\n")
-    with pytest.raises(ValueError) as error:  # noqa: PT011 - the text is checked below
-        read_acceptance_trace(path)
-    for word in [str(path), *words]:
-        assert word in str(error.value)
-
-
-YAML = "rules: [{attribute: tenant, value: acme, segment: vip}]\n"
-
-
-def test_rules_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
-    """As strict as in the configuration, which must then say nothing; it is part of what is printed."""
-    file = tmp_path / "segments.yaml"
-    file.write_text(YAML)
-    config = read_config(None, {}, {"segments": str(file)})
-    assert config.controller.segmenter.segment_of("", {"tenant": "acme"}) == "vip"
-    assert config.segments == ""
-    with pytest.raises(ValueError, match="says already how requests are sorted"):
-        read_config(None, {}, {"segments": str(file), "controller.segmenter.version": 2})
-    for text, words in (
-        ("rules: [{attribut: tenant, value: a, segment: b}]", "'rules.0.attribut', did you mean 'attribute'"),
-        ("tree: {features: [0], thresholds: [0], left: [0], right: [0], segments: ['']}", "child 0, allowed"),
-        ("same_as: {a: b, b: c}", "'a' counts as 'b', which counts as another one"),
-        ("[1]", "must map keys to values"),
-        ("a: [", "neither a bundle nor YAML"),
-    ):
-        file.write_text(text)
-        with pytest.raises(ValueError, match=r"segments\.yaml") as error:
-            read_config(None, {}, {"segments": str(file)})
-        assert words in str(error.value)
-
-
-def test_a_tag_with_an_slo_is_no_other_tag(tmp_path: Path) -> None:
-    """What was promised to one segment is not lost in another."""
-    file = tmp_path / "segments.yaml"
-    file.write_text("same_as: {chat: talk}")
-    slo = {"controller.slo": {"chat": {"ttft_s": 1, "tpot_s": 0.1}}}
-    with pytest.raises(ValueError, match="'chat' counts as 'talk', but has an SLO of its own"):
-        read_config(None, {}, {"segments": str(file), **slo})
+def test_a_tree_is_pruned_to_what_it_tells_apart() -> None:
+    """Grown with fifteen leaves on two kinds of requests, questions that make no difference are left out."""
+    outcomes = outcomes_of(truth.requests(900, seed=6))
+    features = outcomes.features()
+    tree = tree_fit._exported(tree_fit._grown(features, outcomes, 15), outcomes, features)
+    assert tree is not None
+    assert len(tree.features) < 29
+    parents = [node for node, feature in enumerate(tree.features) if feature >= 0]
+    both = [(tree.segments[tree.left[node]], tree.segments[tree.right[node]]) for node in parents]
+    assert all(not one or one != two for one, two in both), "no question whose answer does not matter"

@@ -15,7 +15,7 @@ from steersman_controller.request_spread import RequestSpread, merged
 from steersman_controller.train.outcomes import Outcomes
 from steersman_controller.train.segment_gain import Goodput, GoodputGain, Step, goodput_gains
 from steersman_controller.train.tree_fit import FOLDS, fit_tree, folds_of, log_loss, rates, spreads_by
-from steersman_policies.segment_tree import SegmentTree
+from steersman_policies.segment_tree import MAX_LEAVES, SegmentTree
 from steersman_policies.segmenter import Segmenter
 from steersman_policies.units import UNKNOWN_SEGMENT
 
@@ -94,7 +94,7 @@ def segments_of(
     losses, goodput = _scored(outcomes, step)
     over_one = {name: _gain(losses["one"] - loss, outcomes) for name, loss in losses.items() if name != "one"}
     over_tags = _gain(losses["tags"] - losses["tags + tree"], outcomes) if untagged.any() else None
-    tree = fit_tree(outcomes.pick(np.flatnonzero(untagged)))
+    tree = _tree_beside_tags(outcomes)
     same_as = _same_tags(outcomes)
     kept, reason = _verdict(tree, over_tags)
     card = SegmentsCard(
@@ -150,7 +150,7 @@ def _ways(known: Outcomes) -> dict[str, Sorter]:
     same_as = _same_tags(known)
     everywhere = fit_tree(known)
     untagged = np.flatnonzero(known.tags == UNKNOWN_SEGMENT)
-    rest = everywhere if len(untagged) == len(known) else fit_tree(known.pick(untagged))
+    rest = everywhere if len(untagged) == len(known) else _tree_beside_tags(known)
     return {
         "one": lambda asked: np.full(len(asked), UNKNOWN_SEGMENT),
         "tags": lambda asked: asked.tags,
@@ -158,6 +158,12 @@ def _ways(known: Outcomes) -> dict[str, Sorter]:
         "tree": lambda asked: _sorted_by(everywhere, asked, np.full(len(asked), True)),
         "tags + tree": lambda asked: _sorted_by(rest, asked, asked.tags == UNKNOWN_SEGMENT),
     }
+
+
+def _tree_beside_tags(outcomes: Outcomes) -> SegmentTree | None:
+    """For the requests without a tag; an engine has to find room for its segments beside the tags."""
+    tags = len(set(outcomes.tags.tolist()) - {UNKNOWN_SEGMENT})
+    return fit_tree(outcomes.pick(np.flatnonzero(outcomes.tags == UNKNOWN_SEGMENT)), MAX_LEAVES - tags)
 
 
 def _same_tags(outcomes: Outcomes) -> dict[str, str]:

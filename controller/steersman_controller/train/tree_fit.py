@@ -34,17 +34,18 @@ def folds_of(count: int) -> NDArray[np.int64]:
     return np.arange(count) * BLOCKS // max(count, 1) % FOLDS
 
 
-def fit_tree(outcomes: Outcomes) -> SegmentTree | None:
+def fit_tree(outcomes: Outcomes, most_leaves: int = MAX_LEAVES) -> SegmentTree | None:
     """The tree with the best held-out log loss; None where no question lowers it."""
+    sizes = (1, *(size for size in SIZES if size <= most_leaves))
     if outcomes.reached.sum() <= 0 or len(outcomes) < 2 * LEAST_LEAF:
         return None
     features = outcomes.features()
     folds = folds_of(len(outcomes))
-    losses = np.zeros(1 + len(SIZES))
+    losses = np.zeros(len(sizes))
     for fold in range(FOLDS):
         train, held = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
         known = outcomes.pick(train)
-        for index, size in enumerate((1, *SIZES)):
+        for index, size in enumerate(sizes):
             places = np.zeros(len(outcomes), dtype=np.int64)
             if size > 1:
                 places = _grown(features[train], known, size).apply(features)
@@ -54,7 +55,7 @@ def fit_tree(outcomes: Outcomes) -> SegmentTree | None:
                 outcomes.pick(held),
             ).sum()
     best = int(losses.argmin())
-    return _exported(_grown(features, outcomes, SIZES[best - 1]), outcomes, features) if best else None
+    return _exported(_grown(features, outcomes, sizes[best]), outcomes, features) if best else None
 
 
 def rates(labels: NDArray[Any], outcomes: Outcomes) -> dict[Any, float]:
