@@ -19,6 +19,10 @@ from steersman_policies.view import StepCost
 
 BATCHES = 6
 
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
+WEIGHTS = WEIGHTS / WEIGHTS.sum()
+"""Of a normal distribution."""
+
 ROUNDS = 4
 """Of improving one segment's K after the other."""
 
@@ -91,14 +95,24 @@ class Step:
         chain = mix.acceptance[:, None] ** np.arange(1, len(self.cost.draft_s))
         gained = np.where(np.arange(1, len(self.cost.draft_s)) <= k[:, None], chain, 0.0).sum(axis=1)
         tokens = float((requests * (1.0 + mix.coverage * gained)).sum())
-        verified = batch + float((requests * mix.coverage * k).sum())
         drafting = requests[k > 0].sum()
         seconds = (
-            self.cost.verify_at(verified, batch * self.mean_context_tokens)
+            self._verify_s(batch, mix, k)
             + self.cost.draft_at(int(k.max()), float(drafting))
             + self.cost.other_at(batch)
         )
         return tokens / max(seconds, 1e-9)
+
+    def _verify_s(self, batch: int, mix: Mix, k: NDArray[np.int64]) -> float:
+        """Expected, as each request is of a random segment and has a draft or none: a step of the cost is
+        crossed by some of the batches, never by none or all because of what it takes on average."""
+        drafted = mix.share * mix.coverage
+        mean = float((drafted * k).sum())
+        variance = max(float((drafted * k * k).sum()) - mean * mean, 0.0)
+        tokens = batch * (1.0 + mean) + np.sqrt(batch * variance) * NODES
+        tokens = np.clip(tokens, batch, batch * (1 + k.max()))
+        context = batch * self.mean_context_tokens
+        return float(WEIGHTS @ [self.cost.verify_at(each, context) for each in tokens.tolist()])
 
     def _best_common(self, batch: int, mix: Mix) -> int:
         found = [
@@ -107,15 +121,19 @@ class Step:
         return int(np.argmax(found))
 
     def _best(self, batch: int, mix: Mix) -> NDArray[np.int64]:
-        """One segment's K after the other, from the best common one."""
-        k = np.full(len(mix.share), self._best_common(batch, mix), dtype=np.int64)
+        """The best of what each common K leads to: a depth may pay only where several segments take it."""
+        depths = range(len(self.cost.draft_s)) if len(mix.share) > 1 else [self._best_common(batch, mix)]
+        found = [self._improved(batch, mix, np.full(len(mix.share), k, dtype=np.int64)) for k in depths]
+        return max(found, key=lambda k: self._tokens_per_s(batch, mix, k))
+
+    def _improved(self, batch: int, mix: Mix, k: NDArray[np.int64]) -> NDArray[np.int64]:
+        """One segment's K after the other, until none gets better."""
         for _ in range(ROUNDS):
-            before = k.copy()
+            before = k
             for place in range(len(k)):
-                tried = [
-                    np.where(np.arange(len(k)) == place, other, k) for other in range(len(self.cost.draft_s))
-                ]
-                k = max(tried, key=lambda each: self._tokens_per_s(batch, mix, each))
+                here = np.arange(len(k)) == place
+                tried = [np.where(here, other, k) for other in range(len(self.cost.draft_s))]
+                k = max([k, *tried], key=lambda each: self._tokens_per_s(batch, mix, each))
             if (k == before).all():
                 break
         return k
