@@ -40,6 +40,9 @@ def serve(
         str | None, typer.Option(help="h100, a100, ... as `steersman train` knows them.")
     ] = None,
     tensor_parallel: Annotated[int | None, typer.Option(help="Devices that share the target.")] = None,
+    segments: Annotated[
+        Path | None, typer.Option(help="How requests are sorted: a bundle with a segmenter, or YAML.")
+    ] = None,
     steer: Annotated[bool, typer.Option("--steer", help="Act; without it plans are only logged.")] = False,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow other machines to connect.")] = False,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print it and exit.")] = False,
@@ -59,6 +62,7 @@ def serve(
         "admin": admin,
         "record": None if record is None else str(record),
         "state_dir": None if state_dir is None else str(state_dir),
+        "segments": None if segments is None else str(segments),
         "metrics_port": metrics_port,
         "policy.name": policy,
         "policy.params": _params(param) or None,

@@ -29,6 +29,7 @@ from steersman_engine.transport import Transport, ZmqTransport, check_endpoint
 from steersman_policies.codec import fingerprint_digest
 from steersman_policies.executor import Decision, Executor, Load
 from steersman_policies.messages import Hello, RequestReport
+from steersman_policies.prompt_statistics import PromptStatistics
 from steersman_policies.segmenter import Segmenter
 from steersman_policies.units import MAX_SEGMENTS, UNKNOWN_SEGMENT
 
@@ -155,7 +156,9 @@ class Link:
         else:
             self._outbox.append(item)
 
-    def segment_of(self, tag: str, attributes: Mapping[str, str]) -> str:
+    def segment_of(
+        self, tag: str, attributes: Mapping[str, str], statistics: PromptStatistics | None = None
+    ) -> str:
         """The segment for a new request, which keeps it for life.
 
         At most 16 names, `unknown` among them, for as long as this link lives: the first ones win and
@@ -165,7 +168,7 @@ class Link:
         try:
             plan = self.executor.plan
             segmenter = _NO_RULES if plan is None else plan.segmenter
-            segment = segmenter.segment_of(tag, attributes)
+            segment = segmenter.segment_of(tag, attributes, statistics)
             if segment in self._segments:
                 return segment
             if is_segment(segment) and len(self._segments) < MAX_SEGMENTS:

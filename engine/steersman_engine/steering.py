@@ -6,6 +6,7 @@ from typing import Protocol
 from steersman_engine.rows import StepRows
 from steersman_policies.executor import Decision, Load
 from steersman_policies.messages import RequestReport
+from steersman_policies.prompt_statistics import PromptStatistics
 from steersman_policies.segmenter import Segmenter
 
 
@@ -24,7 +25,9 @@ class Steering(Protocol):
         """A request is over."""
         ...
 
-    def segment_of(self, tag: str, attributes: Mapping[str, str]) -> str:
+    def segment_of(
+        self, tag: str, attributes: Mapping[str, str], statistics: PromptStatistics | None = None
+    ) -> str:
         """The segment of a request that is being admitted."""
         ...
 
@@ -49,9 +52,11 @@ class Launch:
     def finished(self, report: RequestReport) -> None:
         """Ignored."""
 
-    def segment_of(self, tag: str, attributes: Mapping[str, str]) -> str:
+    def segment_of(
+        self, tag: str, attributes: Mapping[str, str], statistics: PromptStatistics | None = None
+    ) -> str:
         """The tag, or unknown."""
-        return Segmenter().segment_of(tag, attributes)
+        return Segmenter().segment_of(tag, attributes, statistics)
 
     def close(self) -> None:
         """Nothing to do."""

@@ -15,6 +15,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
+from steersman_policies.prompt_statistics import PromptStatistics
 from steersman_policies.units import (
     K_LIMIT,
     SIGNAL_BINS,
@@ -184,6 +185,13 @@ class RequestReport(Struct, frozen=True, array_like=True, tag="request"):
     drafted: Count
     accepted: Count
     finish_reason: Name
+    reached: Count = 0
+    """Draft tokens whose acceptance was decided: those accepted, and the first that was not of each draft.
+    accepted / reached does not depend on K as accepted / drafted does. 0 with drafts: not told."""
+    steps_drafted: Count = 0
+    """Steps in which it had a draft to verify."""
+    statistics: PromptStatistics | None = None
+    """None where the engine tells none."""
 
 
 class PlanAck(Struct, frozen=True, array_like=True, tag="ack"):

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from steersman_controller.autocorrelation import Autocorrelation
 from steersman_controller.belief.requests import RequestSums, draft_of, spread
 from steersman_policies.messages import Group, RequestReport, StepReport
 from steersman_policies.units import UNKNOWN_SEGMENT
@@ -79,7 +79,7 @@ def _fit(counts: _Counts, requests: Sequence[RequestReport]) -> SegmentTruth:
     coverage = sum(covered for _, _, covered in counts.asked) / sum(asked for _, asked, _ in counts.asked)
     marginal = _position_acceptance(counts.outcomes)
     offered = _offered_share(counts.more_possible)
-    persistence = _persistence(counts.asked, coverage)
+    persistence = _persistence(counts.asked)
     effect_sd = _effect_sd(counts.outcomes, marginal, requests)
     by_position = _per_token(coverage, persistence, counts.outcomes)
     return SegmentTruth(
@@ -115,20 +115,12 @@ def _offered_share(drafts: Counter[tuple[int, bool]]) -> tuple[float, ...]:
     return tuple(out)
 
 
-def _persistence(asked: Sequence[tuple[int, int, int]], coverage: float) -> float:
-    """Lag-1 autocorrelation of one request's coverage, from sums over the requests of a segment.
-
-    With independent requests Cov(sum_t, sum_t+1) is the number of requests in both times the
-    covariance of one; requests come and go slowly, so that number is taken as the smaller of both.
-    """
-    joint = own = 0.0
-    for (step, n, covered), (next_step, m, next_covered) in pairwise(asked):
-        if next_step != step + 1:
-            continue
-        here, there = covered - n * coverage, next_covered - m * coverage
-        joint += here * there / min(n, m)
-        own += 0.5 * (here * here / n + there * there / m)
-    return min(max(joint / own, 0.0), 0.98) if own > 0.0 else 0.0
+def _persistence(asked: Sequence[tuple[int, int, int]]) -> float:
+    """Lag-1 autocorrelation of one request's coverage."""
+    found = Autocorrelation()
+    for step, requests, covered in asked:
+        found.add(step, requests, covered, requests)
+    return found.lag_one
 
 
 def _per_token(

@@ -6,6 +6,7 @@ from math import inf
 from msgspec import Struct
 
 from steersman_policies.messages import RequestReport
+from steersman_policies.prompt_statistics import PromptStatistics
 from steersman_policies.units import Count, Seconds, Segment
 
 MAX_REQUEST_TOKENS = 1 << 22
@@ -21,6 +22,7 @@ class Arrival(Struct, frozen=True):
     output_tokens: Count
     stops: bool = False
     """Ended by a stop token: nobody knew its length in advance, so drafts may reach beyond its end."""
+    statistics: PromptStatistics | None = None
 
 
 def arrivals_of(
@@ -50,6 +52,7 @@ def arrivals_of(
             prompt_tokens=r.prompt_tokens,
             output_tokens=r.output_tokens,
             stops=r.finish_reason == "stop",
+            statistics=r.statistics,
         )
         for r in ordered
     )

@@ -47,6 +47,8 @@ class Live(Struct, gc=False):
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    reached: int = 0
+    steps_drafted: int = 0
     deliveries: list[tuple[float, int]] = []
     """(moment, tokens) of everything committed."""
 
@@ -134,6 +136,8 @@ class Batch:
             live.accepted_now = live.drafts.accept(live.pending) if live.pending else 0
             live.drafted += live.pending
             live.accepted += live.accepted_now
+            live.reached += min(live.pending, live.accepted_now + 1)
+            live.steps_drafted += live.pending > 0
             tokens += _deliver(live, min(live.accepted_now + 1, live.left_tokens), now_s)
         groups = _groups(forward.decode)
         for live, chunk in forward.chunks:
@@ -245,6 +249,9 @@ def finished_report(live: Live) -> RequestReport:
         drafted=live.drafted,
         accepted=live.accepted,
         finish_reason="stop" if live.arrival.stops else "length",
+        reached=live.reached,
+        steps_drafted=live.steps_drafted,
+        statistics=live.arrival.statistics,
     )
 
 

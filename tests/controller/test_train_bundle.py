@@ -95,8 +95,8 @@ def rebuilt(bundle: Path, members: dict[str, bytes], compression: int = zipfile.
         (lambda m, t: {MANIFEST: m, "../tables.safetensors": t}, "allowed are exactly"),
         (lambda m, t: {TABLES: t, MANIFEST: m}, "allowed are exactly"),
         (
-            lambda m, t: {MANIFEST: m.replace(b'"format":1', b'"format":2'), TABLES: t},
-            "format 2, understood is 1",
+            lambda m, t: {MANIFEST: m.replace(b'"format":2', b'"format":3'), TABLES: t},
+            "format 3, understood is 2",
         ),
         (
             lambda m, t: {MANIFEST: m.replace(b'"by":', b'"extra":1,"by":'), TABLES: t},

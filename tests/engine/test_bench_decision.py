@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from steersman_engine.bench import decision
+from steersman_policies import prompt_statistics
 from steersman_policies.executor import Decision, Executor, Load
 
 
@@ -61,3 +62,12 @@ def test_a_leak_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     result = decision.run(calls=10_000)
     assert not result["passed"]
     assert any(line.startswith("object_growth") for line in result["missed"])
+
+
+def test_a_slow_admission_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statistics that look at the whole of a long prompt cost too much."""
+    monkeypatch.setattr(prompt_statistics, "WINDOW_TOKENS", 8_192)
+    monkeypatch.setattr(decision, "ADMISSIONS", 100)
+    result = decision.run(calls=1_000)
+    assert set(result["admission_us_by_prompt_tokens"]) == {"64", "1024", "32768"}
+    assert any(line.startswith("admission_p50_us") for line in result["missed"])

@@ -89,6 +89,8 @@ class Scheduler:
                 request_id=f"r{self._made}",
                 arrival_time=time.time(),
                 num_prompt_tokens=8,
+                prompt_token_ids=[1] * 8,
+                max_tokens=16,
                 num_output_tokens=0,
                 num_computed_tokens=0,
                 lora_request=None,

@@ -161,7 +161,7 @@ def test_the_segment_comes_by_body_or_header(
     monkeypatch.setattr(
         served.engine.steering,
         "segment_of",
-        lambda tag, attributes: seen.append((tag, dict(attributes))) or segment_of(tag, attributes),
+        lambda tag, attributes, _: seen.append((tag, dict(attributes))) or segment_of(tag, attributes),
     )
     body = {**BODY, "segment": "code"} if way == "body" else BODY
     headers = {"X-Steersman-Segment": "code"} if way == "header" else {}

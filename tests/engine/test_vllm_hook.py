@@ -13,8 +13,11 @@ from steersman_engine.adapters.vllm.segments import attributes_of, tag_of
 from steersman_engine.adapters.vllm.steps import StepReader
 from steersman_engine.link import OUTBOX_ITEMS
 from steersman_policies.executor import BARREN_STEPS, Executor
-from steersman_policies.messages import Lease, StepReport
+from steersman_policies.messages import Lease, RequestReport, StepReport
 from steersman_policies.plan import Dwell, Plan
+from steersman_policies.prompt_statistics import PromptStatistics, statistics_of
+from steersman_policies.segment_tree import SegmentTree
+from steersman_policies.segmenter import Segmenter
 
 PLAN = Plan(
     plan_id=1,
@@ -36,6 +39,8 @@ def request(request_id: str, segment: str = "", **fields: Any) -> Any:
         "request_id": request_id,
         "arrival_time": 50.0,
         "num_prompt_tokens": 10,
+        "prompt_token_ids": [1, 2] * 5,
+        "max_tokens": 40,
         "num_output_tokens": 4,
         "lora_request": None,
         "sampling_params": SimpleNamespace(extra_args=extra, temperature=0.0, structured_outputs=None),
@@ -403,3 +408,20 @@ def test_rules_may_look_at_what_the_request_is_not_at_what_it_says() -> None:
     )
     assert found == {"tenant": "t", "lora": "sql", "sampling": "sampled", "structured_output": "json"}
     assert attributes_of(request("a")) == {"sampling": "greedy"}
+
+
+def test_a_request_without_a_tag_is_sorted_by_the_plans_tree(world: World) -> None:
+    """By statistics of its token ids, of which the report of its end holds nothing else."""
+    tree = SegmentTree((3, -1, -1), (0.25, 0.0, 0.0), (1, -1, -1), (2, -1, -1), ("", "chat", "code"))
+    world.lease(msgspec.structs.replace(PLAN, segmenter=Segmenter(1, (), tree)))
+    copies = request("a", prompt_token_ids=[7, 8] * 40, num_prompt_tokens=80)
+    plain = request("b", prompt_token_ids=list(range(80)), num_prompt_tokens=80)
+    embedded = request("c", prompt_token_ids=None)
+    for held in (copies, plain, embedded):
+        world.hook.admitted(held)
+        world.hook.ended(held)
+    reports = [record for record in world.bench.turn() if isinstance(record, RequestReport)]
+    assert [report.segment for report in reports] == ["code", "chat", "chat"]
+    assert reports[0].statistics == statistics_of([7, 8] * 40, max_output_tokens=40, temperature=0.0)
+    assert reports[2].statistics == PromptStatistics(0, 32)
+    assert world.faults == []

@@ -11,6 +11,7 @@ from steersman_engine.rows import StepRows
 from steersman_engine.telemetry import aggregate
 from steersman_policies.executor import Decision
 from steersman_policies.messages import RequestReport
+from steersman_policies.prompt_statistics import PromptStatistics
 
 
 class World:
@@ -22,8 +23,9 @@ class World:
         self.number = 0
 
     def admit(self, *request_ids: str, segment: str = "chat", structured: bool = False) -> None:
+        asked = PromptStatistics(prompt_tokens=8, structured=int(structured))
         for request_id in request_ids:
-            assert not list(self.reader(Admitted(request_id, segment, 1.0, 10, structured)))
+            assert not list(self.reader(Admitted(request_id, segment, 1.0, 10, asked)))
 
     def end(self, request_id: str, output_tokens: int, at_s: float = 9.0) -> list[Any]:
         return list(self.reader(Ended(request_id, at_s, output_tokens, "stop")))

@@ -13,8 +13,9 @@ from msgspec import Meta, Struct
 
 from steersman_controller.events import ControllerConfig
 from steersman_controller.sidecar.endpoints import default_endpoint
+from steersman_controller.sidecar.segments_file import read_segmenter
 from steersman_controller.sidecar.shape import shaped
-from steersman_policies.segmenter import SegmentRule
+from steersman_policies.segmenter import Segmenter, SegmentRule
 from steersman_policies.units import MAX_SEGMENTS, UNKNOWN_SEGMENT, Name
 
 ENV_PREFIX = "STEERSMAN__"
@@ -59,6 +60,8 @@ class SidecarConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Folder for snapshots of what was learned."""
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 9464
     """On 127.0.0.1; 0 switches the exporter off."""
+    segments: str = ""
+    """File that says how requests are sorted; `controller.segmenter` must then say nothing."""
     lease_s: Annotated[float, Meta(ge=0.2, le=60.0)] = 1.0
     policy: PolicyChoice = PolicyChoice()
     prior: PriorChoice = PriorChoice()
@@ -81,7 +84,7 @@ def read_config(path: Path | None, environment: Mapping[str, str], flags: Mappin
     for where, tree in _sources(path, environment, flags):
         _converted(tree, where)  # now, so that the error names the source
         merged = _merged(merged, tree)
-    config = _converted(merged, "configuration")
+    config = _with_segments(_converted(merged, "configuration"))
     return msgspec.structs.replace(
         config,
         telemetry=config.telemetry or default_endpoint("telemetry"),
@@ -108,15 +111,41 @@ def _converted(tree: Any, where: str) -> SidecarConfig:
         raise ValueError(
             f"{where}: controller.plan_interval_s: at least {MIN_PLAN_INTERVAL_S}, found {found}"
         )
-    _check_rules(config.controller.segmenter.rules, f"{where}: controller.segmenter.rules")
+    _check_segmenter(config.controller, f"{where}: controller.segmenter")
     return config
 
 
-def _check_rules(rules: tuple[SegmentRule, ...], where: str) -> None:
+def _with_segments(config: SidecarConfig) -> SidecarConfig:
+    """With what the file of segments says."""
+    if not config.segments:
+        return config
+    if config.controller.segmenter != Segmenter():
+        raise ValueError(
+            "segments: controller.segmenter says already how requests are sorted; keep one of them"
+        )
+    found = read_segmenter(Path(config.segments))
+    controller = msgspec.structs.replace(config.controller, segmenter=found)
+    _check_segmenter(controller, config.segments)
+    return msgspec.structs.replace(config, segments="", controller=controller)
+
+
+def _check_segmenter(controller: ControllerConfig, where: str) -> None:
+    segmenter = controller.segmenter
+    tree = () if segmenter.tree is None else segmenter.tree.names
+    _check_rules(segmenter.rules, set(tree), f"{where}.rules")
+    for name, other in segmenter.same_as.items():
+        if other in segmenter.same_as:
+            raise ValueError(f"{where}.same_as: {name!r} counts as {other!r}, which counts as another one")
+        if name in controller.slo:
+            raise ValueError(f"{where}.same_as: {name!r} counts as {other!r}, but has an SLO of its own")
+
+
+def _check_rules(rules: tuple[SegmentRule, ...], tree: set[str], where: str) -> None:
     """Every rule can match, engines know as many segments, and a plan with the rules fits a frame."""
     if len(rules) > MAX_RULES:
         raise ValueError(f"{where}: at most {MAX_RULES}, found {len(rules)}")
-    segments = {rule.segment for rule in rules} - {UNKNOWN_SEGMENT}
+    segments = {rule.segment for rule in rules} | tree
+    segments -= {UNKNOWN_SEGMENT}
     if len(segments) >= MAX_SEGMENTS:
         most = f"at most {MAX_SEGMENTS - 1} segments beside {UNKNOWN_SEGMENT!r}"
         raise ValueError(f"{where}: {most}, found {len(segments)}")

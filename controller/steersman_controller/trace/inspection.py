@@ -3,10 +3,12 @@
 from collections import Counter
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from steersman_controller.events import Event, Received, Ticked
 from steersman_controller.trace.recording import Recording
+from steersman_controller.trace.segment_facts import SegmentFacts, SegmentTally, facts_line
 from steersman_policies.messages import RequestReport, StepReport
 
 
@@ -17,6 +19,7 @@ class _Tally(Struct):
     engines: Counter[str]
     requests: Counter[str]
     policies: Counter[str]
+    segments: SegmentTally
     steps: int = 0
     committed_tokens: int = 0
     plans: int = 0
@@ -25,10 +28,11 @@ class _Tally(Struct):
 
 def summary(recording: Recording) -> dict[str, Any]:
     """Counts and names, in one pass over the events; units are in the keys."""
-    tally = _Tally(Counter(), Counter(), Counter(), Counter())
+    tally = _Tally(Counter(), Counter(), Counter(), Counter(), SegmentTally())
     for event in recording.events:
         _count(tally, event)
     started = recording.started
+    facts = tally.segments.facts()
     return {
         "path": str(recording.path),
         "version": started.version,
@@ -46,12 +50,17 @@ def summary(recording: Recording) -> dict[str, Any]:
         "policy": started.policy,
         "plans": tally.plans,
         "plans_by_policy": dict(sorted(tally.policies.items())),
+        "segments": msgspec.to_builtins(facts),
+        "segments_alike": [list(pair) for pair in tally.segments.alike()],
+        "segments_worth_splitting": [name for name, each in facts.items() if each.worth_splitting],
     }
 
 
 def summary_lines(found: dict[str, Any]) -> list[str]:
     """The summary for people."""
-    return [f"{key.replace('_', ' ')}: {_text(value)}" for key, value in found.items()]
+    facts = msgspec.convert(found["segments"], dict[str, SegmentFacts])
+    lines = [f"{key.replace('_', ' ')}: {_text(value)}" for key, value in found.items() if key != "segments"]
+    return [*lines, *(f"segment {facts_line(name, each)}" for name, each in facts.items())]
 
 
 def _count(tally: _Tally, event: Event) -> None:
@@ -60,6 +69,7 @@ def _count(tally: _Tally, event: Event) -> None:
     tally.kinds[str(described.__struct_config__.tag)] += 1
     if isinstance(event, Received):
         tally.engines[event.engine_id] += 1
+        tally.segments.add(event)
         if isinstance(event.record, StepReport):
             tally.steps += 1
             tally.committed_tokens += event.record.committed_tokens
@@ -73,4 +83,6 @@ def _count(tally: _Tally, event: Event) -> None:
 def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {count}" for key, count in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(" and ".join(each) if isinstance(each, list) else each for each in value) or "none"
     return str(value)

@@ -104,11 +104,16 @@ def read_recording(path: Path) -> Recording:
         raise ValueError(f"{path}: holds no recording; allowed are {PARQUET} or {JOURNAL}")
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such recording")
-    if not path.is_file() or not (is_journal(path) or _is_parquet(path)):
+    if not path.is_file() or not is_recording(path):
         raise ValueError(
             f"{path}: no steersman recording; allowed are a {JOURNAL}, a {PARQUET} or their folder"
         )
     return Recording(path)
+
+
+def is_recording(path: Path) -> bool:
+    """Whether the file begins like one."""
+    return is_journal(path) or _is_parquet(path)
 
 
 def _is_parquet(path: Path) -> bool:

@@ -19,14 +19,17 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from steersman_controller.trace.segment_facts import SegmentFacts
 from steersman_controller.train.report import ChoiceReport, Interval
+from steersman_controller.train.segmentation import SegmentsCard
 from steersman_policies.messages import Fingerprint
+from steersman_policies.segmenter import Segmenter
 from steersman_policies.view import StepCost
 
 if TYPE_CHECKING:
     from steersman_controller.train.compiled import Tables
 
-FORMAT = 1
+FORMAT = 2
 MAX_BYTES = 256 << 20
 MANIFEST, TABLES = "manifest.json", "tables.safetensors"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -99,6 +102,12 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     groups: tuple[GroupCard, ...]
     acceptance: dict[str, tuple[float, ...]]
     choice: ChoiceReport | None
+    facts: dict[str, SegmentFacts]
+    """How the segments of a recording differ."""
+    segments: SegmentsCard | None
+    """Whether segments pay; None where that was not asked."""
+    segmenter: Segmenter | None
+    """How to sort requests; None where nothing better was found than what there was."""
     tables_bytes: int
     tables_sha256: str
     signature: str = ""

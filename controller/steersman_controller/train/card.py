@@ -12,6 +12,7 @@ from steersman_controller.train.crossover import acceptances, best_k, crossover_
 from steersman_controller.train.intervals import NOMINAL, Residuals
 from steersman_controller.train.physics import PhysicsModel, fit_physics
 from steersman_controller.train.report import LOW_LOAD, ChoiceReport
+from steersman_controller.train.segment_lines import facts_lines, segmenter_lines, segments_lines
 from steersman_controller.train.selection import Selected
 from steersman_policies.messages import Fingerprint
 
@@ -115,6 +116,10 @@ def card_lines(bundle: Bundle) -> list[str]:
         ]
     if manifest.choice is not None:
         lines += ["", *choice_lines(manifest.choice)]
+    if manifest.facts:
+        lines += ["", *facts_lines(manifest.facts)]
+    if manifest.segments is not None:
+        lines += ["", *segments_lines(manifest.segments), *segmenter_lines(manifest.segmenter)]
     return lines
 
 

@@ -12,10 +12,13 @@ from msgspec import Struct
 
 from steersman_controller.belief.columns import NOT_ASKED
 from steersman_controller.trace.recording import read_recording
+from steersman_controller.trace.segment_facts import SegmentFacts, SegmentTally
 from steersman_controller.train.cells import Cells
+from steersman_controller.train.outcomes import Outcomes, outcomes_of
 from steersman_controller.train.reduction import Group, reduced, sampled
 from steersman_controller.train.table_file import database
-from steersman_policies.messages import Fingerprint, StepReport
+from steersman_policies.messages import Fingerprint, RequestReport, StepReport
+from steersman_policies.segmenter import Segmenter
 
 COLUMNS: dict[str, Callable[[StepReport], float]] = {
     "batch_size": lambda step: step.decode_requests,
@@ -55,6 +58,11 @@ class Recorded(Struct, frozen=True):
     fingerprints: dict[Group, Fingerprint]
     """Of each engine."""
     warning: str | None
+    outcomes: Outcomes
+    """Finished requests."""
+    segmenter: Segmenter
+    """That sorted them."""
+    facts: dict[str, SegmentFacts]
 
 
 def read_recorded(path: Path) -> Recorded:
@@ -64,15 +72,21 @@ def read_recorded(path: Path) -> Recorded:
     columns: dict[str, array[float]] = {name: array("d") for name in (*COLUMNS, "engine")}
     reached: Counts = defaultdict(lambda: defaultdict(int))
     accepted: Counts = defaultdict(lambda: defaultdict(int))
+    requests: list[RequestReport] = []
     drafted: Counts = defaultdict(lambda: defaultdict(int))
-    for index, engine in enumerate(engines):
-        for step in recording.steps(engine):
-            if step.trains and not step.first_after_switch and step.decode_requests and step.busy_s > 0.0:
-                for name, value in COLUMNS.items():
-                    columns[name].append(value(step))
-                columns["engine"].append(index)
-                _count(step, reached, accepted)
-                _count_drafted(step, drafted)
+    tally = SegmentTally()
+    numbers = {engine: float(index) for index, engine in enumerate(engines)}
+    for event in recording.records():
+        tally.add(event)
+        step = event.record
+        if isinstance(step, RequestReport):
+            requests.append(step)
+        elif isinstance(step, StepReport) and _teaches(step):
+            for name, value in COLUMNS.items():
+                columns[name].append(value(step))
+            columns["engine"].append(numbers[event.engine_id])
+            _count(step, reached, accepted)
+            _count_drafted(step, drafted)
     steps = len(columns["engine"])
     if not steps:
         raise ValueError(f"{path}: no step in it that a model could learn from")
@@ -91,7 +105,14 @@ def read_recorded(path: Path) -> Recorded:
         fingerprint=kinds.pop() if len(kinds := set(fingerprints.values())) == 1 else None,
         fingerprints=fingerprints,
         warning=recording.warning,
+        outcomes=outcomes_of(requests),
+        segmenter=recording.started.config.segmenter,
+        facts=tally.facts(),
     )
+
+
+def _teaches(step: StepReport) -> bool:
+    return step.trains and not step.first_after_switch and step.decode_requests > 0 and step.busy_s > 0.0
 
 
 def _groups(

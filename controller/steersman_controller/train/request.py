@@ -20,6 +20,8 @@ def request_of(
     recording: Path | None,
     acceptance: Path | None,
     evaluate_choice: str,
+    segments: bool,
+    acceptance_trace: Path | None,
     target_config: Path | None,
     drafter_config: Path | None,
     device: str,
@@ -59,6 +61,8 @@ def request_of(
         hardware=hardware,
         measured=deployments,
         evaluate_choice=evaluate_choice,
+        segments=segments,
+        acceptance_trace=acceptance_trace,
         fingerprint=_fingerprint(pairs(fingerprint, "--fingerprint")),
         out=out,
     )

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from steersman_controller.trace.segment_facts import SegmentFacts
 from steersman_controller.train.bundle import (
     FORMAT,
     Bundle,
@@ -26,16 +27,20 @@ from steersman_controller.train.compiled import Tables, compile_tables
 from steersman_controller.train.hardware import Forwards, Hardware, Measured, forwards_of, prior_figures
 from steersman_controller.train.intervals import residuals
 from steersman_controller.train.models import CANDIDATES
+from steersman_controller.train.outcomes import Outcomes, read_acceptance_trace
 from steersman_controller.train.prior import nobody_measured
 from steersman_controller.train.recorded import read_recorded
 from steersman_controller.train.reduction import Group
 from steersman_controller.train.report import LOW_LOAD, ChoiceReport
+from steersman_controller.train.segment_gain import step_of
+from steersman_controller.train.segmentation import SegmentsCard, enough, segments_of
 from steersman_controller.train.selection import Selected, select, unscored
 from steersman_controller.train.step_times import Source, read_step_times
 from steersman_controller.train.survival import Survival, read_acceptance
 from steersman_controller.train.table_file import members
 from steersman_controller.whole_file import write_whole
 from steersman_policies.messages import Fingerprint
+from steersman_policies.segmenter import Segmenter
 
 Progress = Callable[[str, float], None]
 """Told what is being done and the fraction that is done."""
@@ -51,6 +56,9 @@ class Request(Struct, frozen=True):
     hardware: Hardware | None = None
     measured: Measured | None = None
     evaluate_choice: str = ""
+    segments: bool = False
+    """Learn how to sort requests, from the recording or the acceptance trace."""
+    acceptance_trace: Path | None = None
     fingerprint: Fingerprint | None = None
     out: Path | None = None
 
@@ -74,6 +82,9 @@ class _Gathered(Struct, frozen=True):
     coverage: dict[str, float] = {}
     fingerprints: dict[Group, Fingerprint] = {}
     is_served: bool = False
+    outcomes: Outcomes | None = None
+    segmenter: Segmenter = Segmenter()
+    facts: dict[str, SegmentFacts] = {}
 
 
 def train(request: Request, progress: Progress) -> Trained:
@@ -84,6 +95,11 @@ def train(request: Request, progress: Progress) -> Trained:
     gathered = _gathered(request, progress)
     if not gathered.groups and request.out is None:
         return Trained(None, prior, gathered.warning)
+    if request.segments:
+        trace = request.acceptance_trace
+        found = gathered.outcomes if trace is None else read_acceptance_trace(trace)
+        assert found is not None, "a recording or a trace: one of them was asked for"
+        gathered = msgspec.structs.replace(gathered, outcomes=enough(found))
     selected = _selected(gathered, forwards, progress)
     groups = gathered.groups
     if not groups:
@@ -103,7 +119,10 @@ def train(request: Request, progress: Progress) -> Trained:
             by, column = request.step_times.by, request.evaluate_choice
             choice = evaluate_choice(served, selected, groups, by, column)
     gathered = msgspec.structs.replace(gathered, acceptance=gathered.acceptance or measured)
-    content = encode_bundle(*_contents(request, gathered, selected, groups, tables, choice))
+    segmenter, segments = _segments(request, gathered, groups, tables, progress)
+    content = encode_bundle(
+        *_contents(request, gathered, selected, groups, tables, choice, segmenter, segments)
+    )
     if request.out is not None:
         write_whole(request.out, content)
     return Trained(decode_bundle(content, "the new bundle"), prior, gathered.warning)
@@ -116,6 +135,10 @@ def _refuse_nonsense(request: Request) -> None:
         raise ValueError("train: give --step-times, --recording, or --target-config with --device")
     if request.measured and not request.hardware:
         raise ValueError("--measured: needs --target-config and --device to compare with")
+    if request.acceptance_trace and not request.segments:
+        raise ValueError("--acceptance-trace: is evidence for --segments; give both")
+    if request.segments and not (request.recording or request.acceptance_trace):
+        raise ValueError("--segments: needs --recording or --acceptance-trace, which show single requests")
     by = () if request.step_times is None else request.step_times.by
     if request.evaluate_choice and request.evaluate_choice not in by:
         raise ValueError(f"--evaluate-choice: {request.evaluate_choice!r} must be one of the --by columns")
@@ -146,8 +169,11 @@ def _gathered(request: Request, progress: Progress) -> _Gathered:
             acceptance or recorded.acceptance,
             request.fingerprint or recorded.fingerprint,
             recorded.warning,
-            {} if acceptance else recorded.coverage,
-            {} if request.fingerprint else recorded.fingerprints,
+            coverage={} if acceptance else recorded.coverage,
+            fingerprints={} if request.fingerprint else recorded.fingerprints,
+            outcomes=recorded.outcomes,
+            segmenter=recorded.segmenter,
+            facts=recorded.facts,
         )
     return _Gathered({}, {}, (), (), acceptance, request.fingerprint)
 
@@ -175,6 +201,8 @@ def _contents(
     groups: Mapping[Group, Cells],
     tables: Mapping[Group, Tables],
     choice: ChoiceReport | None,
+    segmenter: Segmenter | None,
+    segments: SegmentsCard | None,
 ) -> tuple[Manifest, bytes]:
     packed = pack_tables(list(tables.values()))
     manifest = Manifest(
@@ -197,11 +225,30 @@ def _contents(
         ),
         acceptance=gathered.acceptance,
         choice=choice,
+        facts=gathered.facts,
+        segments=segments,
+        segmenter=segmenter,
         tables_bytes=len(packed),
         tables_sha256=tables_hash(packed),
         coverage=gathered.coverage,
     )
     return manifest, packed
+
+
+def _segments(
+    request: Request,
+    gathered: _Gathered,
+    groups: Mapping[Group, Cells],
+    tables: Mapping[Group, Tables],
+    progress: Progress,
+) -> tuple[Segmenter | None, SegmentsCard | None]:
+    """What there is to know about segments, where it was asked for."""
+    if not request.segments:
+        return None, None
+    assert gathered.outcomes is not None, "a recording or a trace: one of them was asked for"
+    progress("learning segments", 1.0)
+    most = max(groups, key=lambda group: float(groups[group].steps.sum()))
+    return segments_of(gathered.outcomes, gathered.segmenter, step_of(tables[most]))
 
 
 def _figures(selected: Mapping[Group, Selected], groups: Mapping[Group, Cells]) -> dict[str, float | None]:

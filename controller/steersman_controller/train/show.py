@@ -39,6 +39,7 @@ def result_of(trained: Trained, out: Path | None) -> dict[str, Any]:
         found["cells"] = sum(card.cells for card in manifest.groups)
         found["by"] = list(manifest.by)
         found["groups"] = [_group(card) for card in manifest.groups]
+        found["segments"] = msgspec.to_builtins(manifest.segments)
         found["choice"] = msgspec.to_builtins(manifest.choice)
         found["tables_sha256"] = manifest.tables_sha256
     if trained.prior:

@@ -30,6 +30,12 @@ def train(
         str,
         typer.Option(help="Score the choice of K; acceptance is learned where this --by column differs."),
     ] = "",
+    segments: Annotated[
+        bool, typer.Option("--segments", help="Learn how to sort requests, and say whether that pays.")
+    ] = False,
+    acceptance_trace: Annotated[
+        Path | None, typer.Option(help="JSONL of requests, or another recording, for --segments.")
+    ] = None,
     target_config: Annotated[Path | None, typer.Option(help="The target's config.json: a prior.")] = None,
     drafter_config: Annotated[Path | None, typer.Option(help="The drafter's config.json.")] = None,
     device: Annotated[str, typer.Option(help="h100, h200, a100, l40s, rtx4090, rtxpro6000 or b200.")] = "",
@@ -66,6 +72,8 @@ def train(
         recording=recording,
         acceptance=acceptance,
         evaluate_choice=evaluate_choice,
+        segments=segments,
+        acceptance_trace=acceptance_trace,
         target_config=target_config,
         drafter_config=drafter_config,
         device=device,

@@ -1,4 +1,5 @@
-"""`steersman bench decision`: promise 3, what one look-up costs while plans keep changing."""
+"""`steersman bench decision`: promise 3, what one look-up costs while plans keep changing; and what it costs
+to sort a request at its admission."""
 
 import random
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from steersman_engine.bench.admission import admission
 from steersman_engine.bench.driven import SEGMENTS, sample_hello
 from steersman_policies.codec import fingerprint_digest
 from steersman_policies.executor import Executor, Load
@@ -29,7 +31,9 @@ BINS = 40_000
 WARM_FRACTION = 0.1
 """Of the calls, before memory is looked at for the first time."""
 
-MARKS = {"p99_us": 50.0, "memory_growth_bytes": 1 << 20, "object_growth": 1_000}
+ADMISSIONS = 5_000
+
+MARKS = {"p99_us": 50.0, "memory_growth_bytes": 1 << 20, "object_growth": 1_000, "admission_p50_us": 20.0}
 """A megabyte of growth is the allocator's. Objects are counted too: what leaks into memory that an
 earlier part of the process had freed does not show in bytes."""
 
@@ -55,6 +59,8 @@ def run(
         _block(executor, plan, loads, histogram, first_step=block * CALLS_PER_PLAN)
     growth_bytes = resident_bytes() - warm_bytes
     object_growth = sys.getallocatedblocks() - warm_objects
+    progress("admissions")
+    admissions = admission(rng, ADMISSIONS)
     result = {
         "machine": machine(),
         "version": version(),
@@ -66,6 +72,8 @@ def run(
         "segments": len(SEGMENTS),
         "memory_growth_bytes": growth_bytes,
         "object_growth": object_growth,
+        "admission_p50_us": max(each["p50_us"] for each in admissions.values()),
+        "admission_us_by_prompt_tokens": admissions,
         "marks": MARKS,
     }
     missed = [

@@ -22,6 +22,7 @@ from steersman_engine.drafters.drafter import Drafter
 from steersman_engine.rows import StepRows
 from steersman_engine.steering import Steering
 from steersman_policies.executor import Decision, Load
+from steersman_policies.prompt_statistics import statistics_of
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,9 @@ class Engine:
             attributes=attributes or {},
             prompt=list(prompt),
             sampling=sampling,
+            statistics=statistics_of(
+                prompt, max_output_tokens=sampling.max_tokens, temperature=sampling.temperature
+            ),
             arrived_s=self.clock(),
             on_tokens=on_tokens,
         )
@@ -132,7 +136,9 @@ class Engine:
                 budget -= self._prefill_chunk(request, budget, chunks)
         while budget > 0 and self.waiting and len(self.live) < self.slots.max_batch:
             request = self.waiting.popleft()
-            request.segment = self.steering.segment_of(request.segment, request.attributes)
+            request.segment = self.steering.segment_of(
+                request.segment, request.attributes, request.statistics
+            )
             if request.cancelled:
                 self._finish(request, "cancelled")
                 continue
@@ -186,6 +192,8 @@ class Engine:
             request.steps += 1
             request.drafted += drafted
             request.accepted += verdict.accepted
+            request.steps_drafted += drafted > 0
+            request.reached += min(drafted, verdict.accepted + 1)
             self.slots.truncate(request.slot, length - (drafted - verdict.accepted))
             if drafted:
                 self.drafting.commit(request, verdict.accepted)

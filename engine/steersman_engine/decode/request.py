@@ -7,6 +7,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from steersman_policies.prompt_statistics import PromptStatistics
+
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -56,6 +58,8 @@ class Request:
 
     attributes: dict[str, str] = field(default_factory=dict)
     """Facts about the request by which it may get its segment; never prompt text."""
+    statistics: PromptStatistics | None = None
+    """The same in numbers."""
     tokens: list[int] = field(init=False)
     """Prompt and output."""
     slot: int = -1
@@ -73,6 +77,9 @@ class Request:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    reached: int = 0
+    """Draft tokens whose acceptance was decided."""
+    steps_drafted: int = 0
     cancelled: bool = False
     finish_reason: FinishReason | None = None
     error: str = ""

@@ -104,4 +104,7 @@ def request_report(request: Request, ended_s: float) -> RequestReport:
         drafted=request.drafted,
         accepted=request.accepted,
         finish_reason=request.finish_reason or "",
+        reached=request.reached,
+        steps_drafted=request.steps_drafted,
+        statistics=request.statistics,
     )

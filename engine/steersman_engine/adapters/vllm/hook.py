@@ -11,7 +11,7 @@ from typing import Any
 
 from steersman_engine.adapters.vllm.draft_timer import DRAFT_SECONDS
 from steersman_engine.adapters.vllm.roster import Roster
-from steersman_engine.adapters.vllm.segments import attributes_of, constraint_of, tag_of
+from steersman_engine.adapters.vllm.segments import attributes_of, request_statistics, tag_of
 from steersman_engine.adapters.vllm.steps import Admitted, Ended, Proposed, Step
 from steersman_engine.link import Link
 from steersman_policies.executor import Decision, Load
@@ -63,7 +63,8 @@ class Hook:
 
     def admitted(self, request: Any) -> None:
         """A request came; it keeps the segment that it gets now."""
-        segment = self.link.segment_of(tag_of(request), attributes_of(request))
+        statistics = request_statistics(request)
+        segment = self.link.segment_of(tag_of(request), attributes_of(request), statistics)
         self._roster.admit(request.request_id, segment)
         if request.resumable:
             self._resumable.add(request.request_id)
@@ -74,7 +75,7 @@ class Hook:
                 segment=segment,
                 arrived_s=max(0.0, self._clock() - waited_s),
                 prompt_tokens=request.num_prompt_tokens,
-                is_structured=bool(constraint_of(request)),
+                statistics=statistics,
             ),
             droppable=False,
         )

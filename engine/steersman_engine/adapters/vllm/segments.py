@@ -3,11 +3,14 @@
 The tag is `steersman_segment` in `SamplingParams.extra_args` (`vllm_xargs` in an HTTP body), else the
 part between colons of a request id that starts with ``segment:NAME:`` (header `X-Request-Id`). Without
 a tag the plan's rules decide by the attributes: `tenant` and `route` from the extra arguments,
-`lora`, `sampling` and `structured_output` from the request itself.
+`lora`, `sampling` and `structured_output` from the request itself. Where no rule matches the plan's tree
+decides, by statistics of the prompt.
 """
 
 import re
 from typing import Any
+
+from steersman_policies.prompt_statistics import PromptStatistics, statistics_of
 
 TAG, TENANT, ROUTE = "steersman_segment", "steersman_tenant", "steersman_route"
 
@@ -40,6 +43,16 @@ def attributes_of(request: Any) -> dict[str, str]:
         "structured_output": constraint_of(request),
     }
     return {name: value for name, value in found.items() if isinstance(value, str) and value}
+
+
+def request_statistics(request: Any) -> PromptStatistics:
+    """What a plan's tree may ask, and what the request's report tells."""
+    return statistics_of(
+        request.prompt_token_ids,
+        max_output_tokens=request.max_tokens,
+        temperature=getattr(request.sampling_params, "temperature", 0.0),
+        structured=bool(constraint_of(request)),
+    )
 
 
 def constraint_of(request: Any) -> str:

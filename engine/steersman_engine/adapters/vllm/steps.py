@@ -12,6 +12,7 @@ from msgspec import Struct
 from steersman_engine.rows import StepRows
 from steersman_policies.executor import Decision
 from steersman_policies.messages import RequestReport
+from steersman_policies.prompt_statistics import PromptStatistics
 
 WARM_UP_STEPS = 4
 """vLLM compiles and allocates in its first steps."""
@@ -24,7 +25,7 @@ class Admitted(Struct, frozen=True, gc=False):
     segment: str
     arrived_s: float
     prompt_tokens: int
-    is_structured: bool
+    statistics: PromptStatistics
 
 
 class Proposed(Struct, frozen=True, gc=False):
@@ -100,8 +101,10 @@ class _Request:
         "drafted",
         "first_s",
         "number",
+        "reached",
         "scheduled_s",
         "steps",
+        "steps_drafted",
     )
 
     def __init__(self, number: int, admitted: Admitted) -> None:
@@ -111,7 +114,7 @@ class _Request:
         """The K under which its next drafts are made; None before there is one."""
         self.scheduled_s: float | None = None
         self.first_s: float | None = None
-        self.steps = self.drafted = self.accepted = 0
+        self.steps = self.drafted = self.accepted = self.reached = self.steps_drafted = 0
 
 
 class _Columns:
@@ -249,13 +252,15 @@ class StepReader:
         request.steps += 1
         request.drafted += drafted
         request.accepted += accepted
+        request.reached += min(drafted, accepted + 1)
+        request.steps_drafted += drafted > 0
 
     def _why_not(self, request: _Request, proposed: dict[str, int] | None, invalid: int) -> str:
         if proposed is None:
             return "grammar" if invalid else "length_limit"
         if not proposed.get(request.admitted.request_id):
             return "no_match"
-        return "grammar" if request.admitted.is_structured else "length_limit"
+        return "grammar" if request.admitted.statistics.structured else "length_limit"
 
     def _report(self, ended: Ended) -> Iterator[RequestReport]:
         request = self._requests.pop(ended.request_id, None)
@@ -277,6 +282,9 @@ class StepReader:
             drafted=request.drafted,
             accepted=request.accepted,
             finish_reason=ended.finish_reason,
+            reached=request.reached,
+            steps_drafted=request.steps_drafted,
+            statistics=admitted.statistics,
         )
 
 
