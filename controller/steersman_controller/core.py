@@ -86,7 +86,7 @@ class Controller:
             case PlanAck():
                 self._observe_ack(record)
             case RequestReport():
-                self.counters["requests" if self.requests.learn(record) else "reports_refused"] += 1
+                self._observe_request(record)
             case Hello():
                 self.hello = record
 
@@ -292,6 +292,17 @@ class Controller:
                 self.counters["clock_steps"] += 1
                 self.belief.restarted()
         self.belief.observe(report)
+
+    def _observe_request(self, report: RequestReport) -> None:
+        if not self.requests.learn(report):
+            self.counters["reports_refused"] += 1
+            return
+        self.counters["requests"] += 1
+        segment, rows = report.segment, self.belief.load.rows
+        if segment in rows:
+            drafts = self.belief.acceptance.drafts({segment: rows[segment]})
+            found = self.requests.spreads(drafts).get(segment)
+            self.belief.differ(segment, 0.0 if found is None else found.wander)
 
     def _observe_ack(self, ack: PlanAck) -> None:
         self.counters["acks" if ack.applied else "nacks"] += 1

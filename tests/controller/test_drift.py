@@ -111,6 +111,22 @@ def test_residuals_that_depend_on_their_own_outcome_are_caught(monkeypatch: pyte
     assert starts(60) >= 3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bursts", "heavy tails", "two kinds of requests"])
+def test_false_alarms_of_a_whole_belief_are_rare(kind: str) -> None:
+    """The same through reports: at most one alarm of acceptance in 100,000 steps of eight segments."""
+    rng, steps, segments = np.random.default_rng(0), 100_000, [f"s{index}" for index in range(8)]
+    alphas = 1.0 / (1.0 + np.exp(-(0.7 + 0.5 * STREAMS[kind](rng, (steps, len(segments))))))
+    belief = Belief(traffic.HELLO)
+    for step in range(steps):
+        drawn = rng.geometric(1.0 - np.minimum(alphas[step], 1.0 - 1e-6)[:, None], (len(segments), 8)) - 1
+        taken = np.minimum(drawn, 5).tolist()
+        groups = [traffic.group(name, 5, found) for name, found in zip(segments, taken, strict=True)]
+        belief.observe(traffic.report(step, groups))
+    belief.fold()
+    assert belief.alarms["acceptance"] + belief.alarms["coverage"] <= 1
+
+
 def test_a_test_that_trusts_neighbours_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the long-run deviation, bursts alone raise alarm after alarm."""
     monkeypatch.setattr("steersman_controller.belief.watch.BURST", 0.0)

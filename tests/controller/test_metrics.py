@@ -112,7 +112,7 @@ def test_variation_and_paying_signals_are_shown() -> None:
     one = metrics()
     state = SignalBelief((1.0,), ((0.5,),), 0.03, 0.002)
     belief = SegmentBelief("code", 1.0, 1.0, 0.5, (0.5,), (0.4,), (1.0,), by_signal={"state": state})
-    found = {"code": Variation(0.5, 2.0, Spread(90.0, 0.2, 3.0))}
+    found = {"code": Variation(0.5, 2.0, Spread(90.0, 0.2, 3.0, 0.5))}
     labels = {"engine": "gpu0", "segment": "code"}
 
     def value(name: str, **more: str) -> float | None:

@@ -97,3 +97,43 @@ def test_it_outlives_the_sidecar_and_is_shown() -> None:
     shown = msgspec.to_builtins(one.status(1000.0).variation)
     assert shown["code"]["between_requests"]["deviation"] > 0.0
     assert shown["code"]["dispersion"] > 1.0
+
+
+def live(one: Controller, steps: int, *, seed: int = 2, level: float = 0.7, first: int = 0) -> None:
+    """Steps of eight requests that differ, and live for 60 steps each on average."""
+    rng = np.random.default_rng(seed)
+    odds, drafted, accepted = level + 0.8 * rng.standard_normal(8), np.zeros(8), np.zeros(8)
+    for step in range(first, first + steps):
+        for row in np.flatnonzero(rng.random(8) < 1.0 / 60.0).tolist():
+            if drafted[row]:
+                numbers = (60, int(drafted[row]), int(accepted[row]))
+                report = RequestReport(step, "code", 0.0, 10, 90, 0.0, 0.1, 0.01, 1.0, *numbers, "stop")
+                one.observe(report, 0.01 * step)
+            odds[row], drafted[row], accepted[row] = level + 0.8 * rng.standard_normal(), 0.0, 0.0
+        found = np.minimum(rng.geometric(1.0 - 1.0 / (1.0 + np.exp(-odds))) - 1, 5)
+        drafted, accepted = drafted + 5.0, accepted + found
+        one.observe(traffic.report(step, [traffic.group("code", 5, found.tolist())]), 0.01 * step)
+
+
+def test_requests_that_come_and_go_are_no_drift() -> None:
+    """Eight requests that differ move their mean for as long as they live; in 10,000 steps nothing is alarmed
+    after the first requests are over, and a drafter that becomes bad is noticed within 300 steps."""
+    one = controller()
+    live(one, 2000)
+    one.belief.fold()
+    before = one.belief.alarms["acceptance"]
+    live(one, 8000, first=2000, seed=3)
+    one.belief.fold()
+    assert one.belief.alarms["acceptance"] == before
+    live(one, 300, first=10_000, seed=4, level=-1.5)
+    one.belief.fold()
+    assert one.belief.alarms["acceptance"] > before
+
+
+def test_a_watch_that_takes_requests_for_alike_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without knowing how requests differ it raises alarm after alarm."""
+    monkeypatch.setattr("steersman_controller.belief.watch.WANDER", 0.0)
+    one = controller()
+    live(one, 8000)
+    one.belief.fold()
+    assert one.belief.alarms["acceptance"] > 3

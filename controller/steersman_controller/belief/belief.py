@@ -175,6 +175,14 @@ class Belief:
             if watch.variance[row] > 0.0
         }
 
+    def differ(self, segment: str, wander: float) -> None:
+        """From now on take it that requests of a segment differ: their live ones' mean moves by this standard
+        deviation, in units of what chance does to one draft."""
+        self.fold()
+        row = self._load.rows.get(segment)
+        if row is not None:
+            self._watch.state.wander[row] = wander
+
     def state(self) -> BeliefState:
         """Everything learned; shares its arrays with the belief, so encode it at once."""
         self.fold()

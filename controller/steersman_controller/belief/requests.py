@@ -60,6 +60,8 @@ class Spread(Struct, frozen=True):
     """Standard deviation beyond chance; 0 where chance explains it all."""
     overdispersion: float
     """Variance over what chance alone would show; 1 where requests are alike."""
+    wander: float
+    """Standard deviation between requests of the accepted tokens of a draft, over that by chance."""
 
 
 class Requests:
@@ -95,7 +97,8 @@ def spread(sums: RequestSums, draft: Draft) -> Spread | None:
         return None
     found = max(sums.squares / sums.drafted - (sums.accepted / sums.drafted) ** 2, 0.0)
     chance = sums.number * draft.variance / (draft.length * sums.drafted)
-    return Spread(sums.number, max(found - chance, 0.0) ** 0.5, found / chance)
+    deviation = max(found - chance, 0.0) ** 0.5
+    return Spread(sums.number, deviation, found / chance, deviation * draft.length / draft.variance**0.5)
 
 
 def draft_of(outcomes: Iterable[tuple[int, int, float]]) -> Draft:

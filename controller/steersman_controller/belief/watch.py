@@ -12,6 +12,10 @@ alone would miss slow bursts under much noise, so bursts are taken to fade no fa
 A reference made from n steps is itself off by about 1 / sqrt(n) such deviations. The tolerance of the test,
 delta, is three times that (never below `TOLERANCE`), and the threshold keeps delta * threshold = `CAUTION`,
 on which the rate of false alarms of a Page-Hinkley test depends: about 2 delta^2 exp(-2 CAUTION) per step.
+
+Requests that differ from each other move the mean of the few that are live, for as long as they live, and no
+autocorrelation of a short stream tells that from a change. So delta is also at least `WANDER` times the
+deviation that this causes, where it is known.
 """
 
 import numpy as np
@@ -24,6 +28,8 @@ BURST = 0.64
 
 TOLERANCE = 0.25
 CAUTION = 10.0
+
+WANDER = 3.0
 
 LARGEST = 4.0
 """Deviations that one residual may count."""
@@ -63,6 +69,8 @@ class WatchState(Struct):
     variance: Array
     moments: Array
     """Since the reference was made, of residuals z: number, sum, sum of squares, pairs, sum of products."""
+    wander: Array
+    """Standard deviation of the mean residual of those that are live, because they differ; 0 if not known."""
     sums: Array
     """[running, least] of [up, down]: the sum of what exceeds the tolerance, and its least value so far."""
     residuals: Array
@@ -89,6 +97,7 @@ class Watch:
             rho=np.zeros(channels),
             variance=np.zeros(channels),
             moments=np.zeros((5, channels)),
+            wander=np.zeros(channels),
             sums=np.zeros((2, 2, channels)),
             residuals=np.zeros((BLOCK_STEPS, channels)),
             watched=np.zeros((BLOCK_STEPS, channels), np.bool_),
@@ -101,6 +110,7 @@ class Watch:
         """
         state = self.state
         tolerance = np.maximum(TOLERANCE, 3.0 / np.sqrt(np.maximum(state.made_of, 1)))
+        tolerance = np.maximum(tolerance, WANDER * state.wander / state.deviation)
         watched = observed & (state.made_of > 0)
         steps = len(residuals)
         near = np.concatenate([state.near, watched])
@@ -144,7 +154,7 @@ class Watch:
     def free(self, channels: Counts) -> None:
         """Begin these channels anew for another stream: not even what is usual is known of it."""
         self.forget(channels)
-        self.state.variance[channels] = self.state.rho[channels] = 0.0
+        self.state.variance[channels] = self.state.rho[channels] = self.state.wander[channels] = 0.0
         self.state.deviation[channels] = self.state.alone[channels] = 1.0
 
     def settle(self) -> Mask:
