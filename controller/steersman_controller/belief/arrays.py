@@ -11,6 +11,8 @@ asked for a plan. There are two ways not to depend on it:
 """
 
 import math
+from collections.abc import Iterator
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -39,8 +41,15 @@ def gain(keep: float, count: Counts) -> Array:
 
 
 def fades(keep: float, number: int) -> Array:
-    """What is left of `number` terms in a row, the newest of which counts 1."""
-    return np.asarray(np.power(keep, np.arange(number - 1, -1, -1)), np.float64)
+    """What is left of up to `BLOCK_STEPS` terms in a row, the newest of which counts 1."""
+    return _powers(keep)[BLOCK_STEPS - number :]
+
+
+@lru_cache(maxsize=16)
+def _powers(keep: float) -> Array:
+    found = np.asarray(np.power(keep, np.arange(BLOCK_STEPS - 1, -1, -1)), np.float64)
+    found.flags.writeable = False
+    return found
 
 
 def added_up(places: Counts, terms: Array, size: int) -> Array:
@@ -48,29 +57,21 @@ def added_up(places: Counts, terms: Array, size: int) -> Array:
     return np.asarray(np.bincount(places, terms, size), np.float64)
 
 
-def all_of(masks: Mask) -> Mask:
-    """By column, whether it holds in every row."""
-    return np.asarray(np.logical_and.reduce(masks, axis=0))
-
-
 def add_at(sums: Array, places: Counts, terms: Array) -> None:
     """Add terms to a contiguous array at flat places, one after the other."""
     np.add.at(sums.reshape(-1), places, terms)
 
 
-class Sorted:
-    """Rows brought together by cell, in their order within each."""
+def by_cell(cells: Counts, size: int) -> Iterator[tuple[int, Counts]]:
+    """Each cell that has rows, and which, in their order; `cells`: by row, below `size`.
 
-    def __init__(self, cells: Counts, size: int) -> None:
-        self.order = cells.argsort(kind="stable")
-        self.numbers = np.bincount(cells, minlength=size)
-        """Of rows, by cell."""
-        self.found = self.numbers.nonzero()[0]
-        """The cells that have any."""
-        ends = self.numbers.cumsum()
-        self.starts = (ends - self.numbers)[self.found]
-        """Of those cells, among the sorted rows."""
-        self.cells = cells[self.order]
-        """By sorted row."""
-        self.later = ends[self.cells] - 1.0 - np.arange(len(cells))
-        """By sorted row: how many come behind it in its cell."""
+    >>> [(cell, rows.tolist()) for cell, rows in by_cell(np.array([3, 0, 3, 3]), 4)]
+    [(0, [1]), (3, [0, 2, 3])]
+    """
+    if size == 1:
+        yield 0, np.arange(len(cells))
+        return
+    order, numbers = cells.argsort(kind="stable"), np.bincount(cells, minlength=size)
+    ends = numbers.cumsum()
+    for cell in numbers.nonzero()[0].tolist():
+        yield cell, order[ends[cell] - numbers[cell] : ends[cell]]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from steersman_controller.belief.arrays import BLOCK_STEPS, Array, Counts, Mask, Sorted, fades
+from steersman_controller.belief.arrays import BLOCK_STEPS, Array, Counts, Mask, by_cell, fades
 from steersman_controller.belief.columns import Columns
 from steersman_controller.belief.fit import TRUSTED_ROWS, FitState, Line, Rows, predictions
 from steersman_controller.belief.prior import CostPrior
@@ -436,11 +436,11 @@ class CostModel:
             state.errors += np.stack([(wrong * weight).sum(axis=0), (actual * weight).sum(axis=0)], axis=1)
         logs = log_ratio(actual[:, 3], predicted[:, 3])
         # What a prediction with hardly any step behind it was wrong by says nothing about the next ones.
-        tells = trusted[state.interval[now]]
-        at = Sorted(state.interval[now][tells], len(state.logs))
-        state.logs_seen += at.numbers
-        places = (state.logs_seen[at.cells] - 1 - at.later.astype(np.int64)) % RECENT
-        state.logs[at.cells, places] = logs[tells][at.order]
+        tells = trusted[state.interval[now]].nonzero()[0]
+        for interval, which in by_cell(state.interval[now][tells], len(state.logs)):
+            at = (state.logs_seen[interval] + np.arange(len(which))) % RECENT
+            state.logs[interval, at] = logs[tells[which]]
+            state.logs_seen[interval] += len(which)
         return np.asarray(wrong / np.maximum(actual, 1e-9))
 
 

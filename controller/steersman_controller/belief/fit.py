@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from steersman_controller.belief.arrays import Array, Counts, Mask, Sorted, fades
+from steersman_controller.belief.arrays import Array, Counts, Mask, by_cell, fades
 
 MEMORY_STEPS = 200.0
 """Effective number of rows that are remembered: forgetting is 1 - 1 / MEMORY_STEPS per row."""
@@ -92,12 +92,11 @@ class Fit:
         limit = max(0.1, 3.0 * float(state.spread[0] / state.spread[1]))
         bound = np.where(known, limit, np.inf)
         relative = np.minimum(np.maximum(block.results / base - 1.0, -bound), bound) + 1.0
-        cells = Sorted(block.cells, len(gram))
-        rows = np.column_stack([block.rows / base[:, None], relative])[cells.order]
-        weighted = rows * np.power(KEEP, cells.later)[:, None]
-        products = np.add.reduceat(rows[:, :, None] * weighted[:, None, :], cells.starts, axis=0)
-        kept = np.power(KEEP, cells.numbers[cells.found])
-        gram[cells.found] = kept[:, None, None] * gram[cells.found] + products
+        rows = np.column_stack([block.rows / base[:, None], relative])
+        for cell, which in by_cell(block.cells, len(gram)):
+            mine = rows[which]
+            weighted = mine * fades(KEEP, len(mine))[:, None]
+            gram[cell] = KEEP ** len(mine) * gram[cell] + mine.T @ weighted
         return gram
 
     def _known(self, block: Rows) -> Mask:
