@@ -131,6 +131,8 @@ def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         measured=None,
         measured_columns=[],
         measured_where=[],
+        segments=False,
+        acceptance_trace=None,
     )
     train(request, lambda *_: None)
     return out
