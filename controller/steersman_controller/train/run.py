@@ -33,7 +33,8 @@ from steersman_controller.train.recorded import read_recorded
 from steersman_controller.train.reduction import Group
 from steersman_controller.train.report import LOW_LOAD, ChoiceReport
 from steersman_controller.train.segment_gain import step_of
-from steersman_controller.train.segmentation import SegmentsCard, enough, segments_of
+from steersman_controller.train.segmentation import enough, segments_of
+from steersman_controller.train.segments_card import SegmentsCard
 from steersman_controller.train.selection import Selected, select, unscored
 from steersman_controller.train.step_times import Source, read_step_times
 from steersman_controller.train.survival import Survival, read_acceptance

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from steersman_controller.train.compiled import Tables
 from steersman_controller.train.outcomes import Outcomes
+from steersman_controller.train.segments_card import GoodputGain
 from steersman_controller.train.tree_fit import rates
 from steersman_policies.view import StepCost
 
@@ -25,15 +26,6 @@ WEIGHTS = WEIGHTS / WEIGHTS.sum()
 
 ROUNDS = 4
 """Of improving one segment's K after the other."""
-
-
-class GoodputGain(Struct, frozen=True, forbid_unknown_fields=True):
-    """Relative gain over one K for all; the lowest and the highest are those of single folds."""
-
-    batch: int
-    mean: float
-    low: float
-    high: float
 
 
 class Goodput(Struct, frozen=True):

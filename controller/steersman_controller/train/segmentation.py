@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from steersman_controller.request_spread import RequestSpread, merged
 from steersman_controller.train.outcomes import Outcomes
-from steersman_controller.train.segment_gain import Goodput, GoodputGain, Step, goodput_gains
+from steersman_controller.train.segment_gain import Goodput, Step, goodput_gains
+from steersman_controller.train.segments_card import Gain, LeafCard, SegmentsCard
 from steersman_controller.train.tree_fit import FOLDS, fit_tree, folds_of, log_loss, rates, spreads_by
 from steersman_policies.segment_tree import MAX_LEAVES, SegmentTree
 from steersman_policies.segmenter import Segmenter
@@ -32,45 +32,6 @@ CHUNKS = 100
 Labels: TypeAlias = NDArray[np.str_]
 Sorter: TypeAlias = Callable[[Outcomes], Labels]
 """Sorts requests that it may not have seen."""
-
-
-class Gain(Struct, frozen=True, forbid_unknown_fields=True):
-    """By how much the held-out log loss per decided draft token falls, with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
-class LeafCard(Struct, frozen=True, forbid_unknown_fields=True):
-    """A segment that the tree gives."""
-
-    segment: str
-    when: tuple[str, ...]
-    requests: int
-    acceptance: float
-    between_sd: float
-
-
-class SegmentsCard(Struct, frozen=True, forbid_unknown_fields=True):
-    """What was found about segments, kept or not."""
-
-    requests: int
-    tagged: int
-    decided: float
-    """Draft tokens that were accepted or were the first to be rejected."""
-    log_loss: dict[str, float]
-    """By way of sorting; held out, per decided draft token."""
-    over_one: dict[str, Gain]
-    """Of each way over a single segment."""
-    tree_over_tags: Gain | None
-    """None where every request had a tag."""
-    goodput: dict[str, tuple[GoodputGain, ...]]
-    """Of each way over a single segment, by batch size; empty where no step time was known."""
-    kept: bool
-    reason: str
-    leaves: tuple[LeafCard, ...]
-    same_as: dict[str, str]
 
 
 def enough(outcomes: Outcomes) -> Outcomes:
