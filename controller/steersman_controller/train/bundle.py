@@ -20,8 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from steersman_controller.trace.segment_facts import SegmentFacts
-from steersman_controller.train.report import ChoiceReport, Interval
-from steersman_controller.train.segments_card import SegmentsCard
+from steersman_controller.train.report import ChoiceReport, Interval, SegmentsCard
 from steersman_policies.messages import Fingerprint
 from steersman_policies.segmenter import Segmenter
 from steersman_policies.view import StepCost

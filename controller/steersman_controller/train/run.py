@@ -31,10 +31,9 @@ from steersman_controller.train.outcomes import Outcomes, read_acceptance_trace
 from steersman_controller.train.prior import nobody_measured
 from steersman_controller.train.recorded import read_recorded
 from steersman_controller.train.reduction import Group
-from steersman_controller.train.report import LOW_LOAD, ChoiceReport
+from steersman_controller.train.report import LOW_LOAD, ChoiceReport, SegmentsCard
 from steersman_controller.train.segment_gain import step_of
 from steersman_controller.train.segmentation import enough, segments_of
-from steersman_controller.train.segments_card import SegmentsCard
 from steersman_controller.train.selection import Selected, select, unscored
 from steersman_controller.train.step_times import Source, read_step_times
 from steersman_controller.train.survival import Survival, read_acceptance
@@ -90,6 +89,16 @@ class _Gathered(Struct, frozen=True):
 
 def train(request: Request, progress: Progress) -> Trained:
     """Train as asked, and write the bundle if it has a place. Raises ValueError or OSError in one line."""
+    import sklearn.ensemble  # noqa: F401 - threads can be limited only once they are there
+    from threadpoolctl import threadpool_limits
+
+    # Hundreds of fits to some hundred cells each: threads that wait for each other take longer than one
+    # alone, a hundred times as long on a busy machine.
+    with threadpool_limits(1):
+        return _train(request, progress)
+
+
+def _train(request: Request, progress: Progress) -> Trained:
     _refuse_nonsense(request)
     forwards = None if request.hardware is None else forwards_of(request.hardware)
     prior = {} if forwards is None else prior_figures(forwards, request.measured)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from steersman_controller.train.compiled import Tables
 from steersman_controller.train.outcomes import Outcomes
-from steersman_controller.train.segments_card import GoodputGain
+from steersman_controller.train.report import GoodputGain
 from steersman_controller.train.tree_fit import rates
 from steersman_policies.view import StepCost
 

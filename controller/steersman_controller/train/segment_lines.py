@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from steersman_controller.trace.segment_facts import SegmentFacts, facts_line
-from steersman_controller.train.segments_card import Gain, SegmentsCard
+from steersman_controller.train.report import Gain, SegmentsCard
 from steersman_policies.segmenter import Segmenter
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from steersman_controller.request_spread import RequestSpread, merged
 from steersman_controller.train.outcomes import Outcomes
+from steersman_controller.train.report import Gain, LeafCard, SegmentsCard
 from steersman_controller.train.segment_gain import Goodput, Step, goodput_gains
-from steersman_controller.train.segments_card import Gain, LeafCard, SegmentsCard
 from steersman_controller.train.tree_fit import FOLDS, fit_tree, folds_of, log_loss, rates, spreads_by
 from steersman_policies.segment_tree import MAX_LEAVES, SegmentTree
 from steersman_policies.segmenter import Segmenter
