@@ -7,6 +7,9 @@ from steersman_controller.findings import Finding, listed
 from steersman_controller.sidecar.admin import EngineStatus, Status
 from steersman_controller.sidecar.push import Outcome
 
+MOST_PAIRS = 4
+"""Shown to people of segments that could be one."""
+
 _WORDS = {"ack": "ACK", "nack": "NACK", "timeout": "no answer"}
 
 
@@ -49,6 +52,21 @@ def examination_lines(examination: Examination) -> list[str]:
     return [*lines, f"{problems} problem{'s' if problems > 1 else ''}" if problems else "no problem"]
 
 
+def _segment_lines(engine: EngineStatus) -> Iterator[str]:
+    """Segments that finished requests say should be fewer, or more."""
+    if engine.alike:
+        pairs = [" = ".join(pair) for pair in engine.alike[:MOST_PAIRS]]
+        more = len(engine.alike) - len(pairs)
+        yield "  segments that could be one: " + ", ".join(pairs) + (f" and {more} more" if more else "")
+    mixed = [
+        name
+        for name, found in engine.variation.items()
+        if found.between_requests is not None and found.between_requests.worth_splitting
+    ]
+    if mixed:
+        yield "  segments of more than one kind of request: " + ", ".join(mixed)
+
+
 def _printable(line: str) -> str:
     """A line in which an engine's own words can do nothing to a terminal."""
     return "".join(char if char.isprintable() else "?" for char in line)
@@ -76,6 +94,7 @@ def _engine_lines(engine: EngineStatus) -> Iterator[str]:
         yield f"  K in force: {listed(engine.proposal_length)}"
     if engine.would_be:
         yield f"  K that the plan would ask for: {listed(engine.would_be)}"
+    yield from _segment_lines(engine)
     if engine.prior:
         yield f"  prior: {engine.prior}"
     if engine.restart is not None:

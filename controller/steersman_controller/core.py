@@ -15,6 +15,7 @@ from steersman_controller.belief.estimate import PRIOR, Estimate
 from steersman_controller.belief.prior import NOTHING, Chosen
 from steersman_controller.belief.requests import Requests
 from steersman_controller.events import ControllerConfig
+from steersman_controller.request_spread import RequestSpread, alike, is_decided
 from steersman_controller.restart import Restart, compare
 from steersman_controller.snapshot import Contents, same_shape, seal, unseal
 from steersman_controller.status import Status, Variation
@@ -179,13 +180,18 @@ class Controller:
 
     def variation(self) -> dict[str, Variation]:
         """How drafts vary, by segment, where anything of it was measured."""
-        bursts, rows = self.belief.bursts(), self.belief.load.rows
-        spreads = self.requests.spreads(self.belief.acceptance.drafts(rows))
+        bursts = self.belief.bursts()
+        spreads = {name: shown for name, sums in self._spreads().items() if (shown := sums.shown())}
         found: dict[str, Variation] = {}
         for name in sorted(bursts.keys() | spreads.keys()):
             autocorrelation, dispersion = bursts.get(name, (None, None))
             found[name] = Variation(autocorrelation, dispersion, spreads.get(name))
         return found
+
+    def _spreads(self) -> dict[str, RequestSpread]:
+        """How requests differ, by segment that is known to the belief."""
+        rows = self.belief.load.rows
+        return {name: sums for name, sums in self.requests.spreads.items() if name in rows}
 
     def status(self, now_s: float) -> Status:
         """What to show."""
@@ -202,6 +208,7 @@ class Controller:
             first_after_switch_s=self.belief.cost.first_after_switch_s,
             segments=self.segments(),
             variation=self.variation(),
+            alike=alike(self._spreads()),
             mean_requests=self.belief.load.mean_requests,
             mean_context_tokens=self.belief.load.mean_context_tokens,
             prior=self.chosen.text,
@@ -224,7 +231,7 @@ class Controller:
             plans=self._plans,
             chosen=self.chosen,
             belief=belief,
-            requests=self.requests.sums,
+            requests=self.requests.spreads,
             counters=dict(self.counted()),
         )
         return seal(contents, self.fingerprint)
@@ -248,7 +255,7 @@ class Controller:
         # What was learned leans on the prior that it began with, whatever this sidecar was given.
         self.chosen, self.belief = contents.chosen, belief
         self.belief.restore(contents.belief)
-        self.requests.sums = contents.requests
+        self.requests.spreads = contents.requests
         self.policy, self.policy_name, self.memory = policy, contents.policy, contents.memory
         self.mode = contents.mode if self.config.mode == "steer" else "shadow"
         self.plan_in_force = contents.plan
@@ -298,11 +305,9 @@ class Controller:
             self.counters["reports_refused"] += 1
             return
         self.counters["requests"] += 1
-        segment, rows = report.segment, self.belief.load.rows
-        if segment in rows:
-            drafts = self.belief.acceptance.drafts({segment: rows[segment]})
-            found = self.requests.spreads(drafts).get(segment)
-            self.belief.differ(segment, 0.0 if found is None else found.wander)
+        if not is_decided(report):
+            self.counters["requests_undecided"] += 1
+        self.belief.differ(report.segment, self.requests.spreads[report.segment].wander)
 
     def _observe_ack(self, ack: PlanAck) -> None:
         self.counters["acks" if ack.applied else "nacks"] += 1

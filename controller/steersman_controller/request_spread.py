@@ -1,9 +1,11 @@
-"""How different the requests of a segment are from each other, from sums that can be kept for ever.
+"""How different the requests of a segment are from each other, from sums that can be kept for ever, or fade.
 
 With a common acceptance p, a request that had r draft tokens decided and a of them accepted has
 E(a - p r)^2 = p (1 - p) E(r): a sum of martingale differences, so where its drafts were cut off does not
 matter. What exceeds that is spread between requests, or bursts within them. `dispersion` is the quotient,
 and r / dispersion the effective number of decisions (quasi-binomial, McCullagh and Nelder 1989, 4.5).
+Sums that fade know a little more than the number of requests that is left in them: what is said of them errs
+towards chance.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,25 +23,43 @@ SAME_ABOVE = 0.05
 """Two segments cannot be told apart where chance alone makes such a difference that often."""
 
 
-class RequestSpread(Struct):
-    """Grows by `add`."""
+class Spread(Struct, frozen=True):
+    """What the requests of one segment show."""
 
-    requests: int = 0
+    requests: float
+    """Number behind it, faded."""
+    acceptance: float
+    """Accepted / reached."""
+    between_sd: float
+    """Standard deviation of acceptance between requests, beyond chance."""
+    dispersion: float
+    """Variance between requests over that of chance; 1 where they are alike."""
+    worth_splitting: bool
+    """They differ by more than chance."""
+
+
+class RequestSpread(Struct):
+    """Grows by `add`; part of a snapshot."""
+
+    requests: float = 0.0
     accepted: float = 0.0
     reached: float = 0.0
+    drafts: float = 0.0
     accepted_2: float = 0.0
     product: float = 0.0
     reached_2: float = 0.0
 
-    def add(self, accepted: float, reached: float) -> None:
-        """A finished request; one without a decided draft says nothing."""
-        if reached > 0:
-            self.requests += 1
-            self.accepted += accepted
-            self.reached += reached
-            self.accepted_2 += accepted * accepted
-            self.product += accepted * reached
-            self.reached_2 += reached * reached
+    def add(self, accepted: float, reached: float, drafts: float, keep: float = 1.0) -> None:
+        """A finished request; so much of those before is kept. One without a decided draft says nothing."""
+        if reached <= 0:
+            return
+        self.requests = keep * self.requests + 1.0
+        self.accepted = keep * self.accepted + accepted
+        self.reached = keep * self.reached + reached
+        self.drafts = keep * self.drafts + drafts
+        self.accepted_2 = keep * self.accepted_2 + accepted * accepted
+        self.product = keep * self.product + accepted * reached
+        self.reached_2 = keep * self.reached_2 + reached * reached
 
     @property
     def acceptance(self) -> float:
@@ -56,11 +76,18 @@ class RequestSpread(Struct):
 
     @property
     def between_sd(self) -> float:
-        """Standard deviation of acceptance between requests, beyond chance."""
+        """Standard deviation of acceptance between requests, beyond chance; of very few it is too small."""
         pairs = self.reached_2 - self.reached
-        if self.requests < LEAST_REQUESTS or pairs <= 0.0:
+        if pairs <= 0.0:
             return 0.0
         return sqrt(max(0.0, self._squares - self._chance) / pairs)
+
+    @property
+    def wander(self) -> float:
+        """Standard deviation between requests of a - p r of one draft, over that by chance."""
+        if self.drafts <= 0.0 or self._chance <= 0.0:
+            return 0.0
+        return self.between_sd * self.reached / sqrt(self._chance * self.drafts)
 
     @property
     def worth_splitting(self) -> bool:
@@ -69,11 +96,17 @@ class RequestSpread(Struct):
             2.0 / (self.requests - 1)
         )
 
+    def shown(self) -> Spread | None:
+        """All of it; None where there are too few requests to know."""
+        if self.requests < LEAST_REQUESTS:
+            return None
+        return Spread(self.requests, self.acceptance, self.between_sd, self.dispersion, self.worth_splitting)
+
     def same_as(self, other: "RequestSpread") -> float:
         """How often chance makes acceptances differ this much, where they are the same.
 
         >>> one, two = RequestSpread(), RequestSpread()
-        >>> for _ in range(50): one.add(5, 10); two.add(9, 10)
+        >>> for _ in range(50): one.add(5, 10, 5); two.add(9, 10, 2)
         >>> one.same_as(two) < 1e-6, one.same_as(one)
         (True, 1.0)
         """
@@ -142,9 +175,9 @@ def merged(spreads: Mapping[str, RequestSpread]) -> dict[str, str]:
     return out
 
 
-def spread_of(requests: Iterable[tuple[float, float]]) -> RequestSpread:
-    """Of (accepted, reached) of each request."""
+def spread_of(requests: Iterable[tuple[float, float, float]]) -> RequestSpread:
+    """Of (accepted, reached, drafts) of each request."""
     found = RequestSpread()
-    for accepted, reached in requests:
-        found.add(accepted, reached)
+    for accepted, reached, drafts in requests:
+        found.add(accepted, reached, drafts)
     return found

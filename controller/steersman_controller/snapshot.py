@@ -12,11 +12,11 @@ from msgspec import Struct
 
 from steersman_controller.belief.belief import BeliefState
 from steersman_controller.belief.prior import NOTHING, Chosen
-from steersman_controller.belief.requests import RequestSums
+from steersman_controller.request_spread import RequestSpread
 from steersman_policies.messages import Hello
 from steersman_policies.plan import Plan
 
-SNAPSHOT = 3
+SNAPSHOT = 4
 """Version of the contents; another one is refused."""
 
 
@@ -34,7 +34,7 @@ class Contents(Struct):
     plans: int
     """How often the planner was asked."""
     belief: BeliefState
-    requests: dict[str, RequestSums]
+    requests: dict[str, RequestSpread]
     counters: dict[str, int]
     chosen: Chosen = NOTHING
     """What the belief leans on."""

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from steersman_controller.belief.requests import Spread
 from steersman_controller.belief.steps import Phase, PredictionError
+from steersman_controller.request_spread import Spread
 from steersman_controller.restart import Restart
 from steersman_policies.messages import PlanAck
 from steersman_policies.plan import Plan
@@ -20,7 +20,7 @@ class Variation(Struct, frozen=True):
     dispersion: float | None = None
     """Variance of those residuals over that of independent drafts."""
     between_requests: Spread | None = None
-    """Of accepted / drafted; None while too few requests are over."""
+    """None while too few requests are over, or where the engine does not tell decided draft tokens."""
 
 
 class Status(Struct, frozen=True):
@@ -41,6 +41,8 @@ class Status(Struct, frozen=True):
     """Position acceptance, coverage and share of each known segment."""
     variation: dict[str, Variation]
     """By segment, where anything of it was measured."""
+    alike: list[tuple[str, str]]
+    """Pairs of segments whose acceptance cannot be told apart by their requests, the most alike first."""
     mean_requests: float
     mean_context_tokens: float
     silent_s: float | None

@@ -9,7 +9,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from steersman_controller.autocorrelation import Autocorrelation
-from steersman_controller.belief.requests import RequestSums, draft_of, spread
+from steersman_controller.request_spread import is_decided, spread_of
 from steersman_policies.messages import Group, RequestReport, StepReport
 from steersman_policies.units import UNKNOWN_SEGMENT
 from steersman_simulator.acceptance import AcceptanceTruth, SegmentTruth, shifted, still_covered
@@ -148,20 +148,18 @@ def _effect_sd(
     outcomes: Counter[tuple[int, int]], marginal: tuple[float, ...], requests: Sequence[RequestReport]
 ) -> float:
     """Spread of the requests beyond chance on the log-odds of acceptance; 0 where not identifiable."""
-    sums = RequestSums()
-    for report in requests:
-        sums.add(report)
-    draft = draft_of((drafted, accepted, float(n)) for (drafted, accepted), n in outcomes.items())
-    found = spread(sums, draft)
-    slope = (_ratio(marginal, outcomes, 0.5) - _ratio(marginal, outcomes, -0.5)) / draft.length
-    return min(found.deviation / slope, 3.0) if found is not None and slope > 1e-6 else 0.0
+    decided = ((r.accepted, r.reached, r.steps_drafted) for r in requests if is_decided(r))
+    between_sd = spread_of(decided).between_sd
+    slope = _ratio(marginal, outcomes, 0.5) - _ratio(marginal, outcomes, -0.5)
+    return min(between_sd / slope, 3.0) if slope > 1e-6 else 0.0
 
 
 def _ratio(acceptance: tuple[float, ...], outcomes: Counter[tuple[int, int]], effect: float) -> float:
-    """Expected accepted tokens of the recorded draft lengths for a request with this effect."""
-    survival = np.cumprod([shifted(a, effect) for a in acceptance])
+    """Expected accepted / reached over drafts of the recorded lengths, for a request with this effect."""
+    survival = np.cumprod([1.0, *(shifted(a, effect) for a in acceptance)])
+    accepted = [float(survival[1 : drafted + 1].sum()) * n for (drafted, _), n in outcomes.items()]
     reached = [float(survival[:drafted].sum()) * n for (drafted, _), n in outcomes.items()]
-    return sum(reached) / sum(outcomes.values())
+    return sum(accepted) / sum(reached)
 
 
 def _conditional(

@@ -23,6 +23,7 @@ from steersman_policies.messages import Fingerprint, Group, Hello, Lease, PlanAc
 from steersman_policies.plan import Plan, refusal
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the made-up machine beside this file
+import train_truth as truth
 
 HELLO = Hello(
     fingerprint=Fingerprint("toy", "1", "t", "d", "1", "ngram", "none", "float32", "cpu", "eager"),
@@ -279,7 +280,23 @@ def run_verb(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.fixture
 def train_verbs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """The command line with `train` and `inspect`, in this process; the exit code."""
+    return _with_train_verbs(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a bundle of few cells and the table that it was trained on; to be copied."""
+    folder = tmp_path_factory.mktemp("trained")
+    steps = truth.write(folder / "a.csv", truth.rows(batches=(1, 2, 4, 8, 16, 64)))
+    with pytest.MonkeyPatch.context() as patch:
+        train = _with_train_verbs(patch)
+        out = folder / "bundle.zip"
+        assert train("train", "--step-times", steps, "--out", out, "--created-at", "then", "--json") == 0
+    return folder
+
+
+def _with_train_verbs(patch: pytest.MonkeyPatch) -> Callable[..., int]:
     verbs = "steersman_controller.train.verbs"
     points = [EntryPoint(name, f"{verbs}:{name}", cli.ENTRY_POINTS) for name in ("train", "inspect")]
-    monkeypatch.setattr(cli, "entry_points", lambda group: points)
+    patch.setattr(cli, "entry_points", lambda group: points)
     return lambda *args: cli.run([str(arg) for arg in args])

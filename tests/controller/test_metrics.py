@@ -14,13 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from steersman_controller.belief.belief import Belief
 from steersman_controller.belief.prior import CostPrior, Prior, WithoutDrafter
-from steersman_controller.belief.requests import Spread
 from steersman_controller.belief.tally import REASONS
 from steersman_controller.console import status_lines
 from steersman_controller.events import Alarmed
 from steersman_controller.findings import engine_findings
 from steersman_controller.fleet import Fleet
 from steersman_controller.look import Look
+from steersman_controller.request_spread import Spread
 from steersman_controller.sidecar.admin import Status, StatusRequest
 from steersman_controller.sidecar.config import SidecarConfig
 from steersman_controller.sidecar.desk import answer
@@ -112,7 +112,7 @@ def test_variation_and_paying_signals_are_shown() -> None:
     one = metrics()
     state = SignalBelief((1.0,), ((0.5,),), 0.03, 0.002)
     belief = SegmentBelief("code", 1.0, 1.0, 0.5, (0.5,), (0.4,), (1.0,), by_signal={"state": state})
-    found = {"code": Variation(0.5, 2.0, Spread(90.0, 0.2, 3.0, 0.5))}
+    found = {"code": Variation(0.5, 2.0, Spread(90.0, 0.7, 0.2, 3.0, True))}
     labels = {"engine": "gpu0", "segment": "code"}
 
     def value(name: str, **more: str) -> float | None:

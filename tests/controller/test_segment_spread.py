@@ -21,7 +21,7 @@ def test_acceptance_that_does_not_depend_on_k_is_not_a_difference() -> None:
             for _ in range(20):
                 kept = next((j for j in range(k) if rng.random() >= 0.7), k)
                 accepted, reached = accepted + kept, reached + min(kept + 1, k)
-            found.add(accepted, reached)
+            found.add(accepted, reached, 20)
         return found
 
     spreads = {"short": at(2, 0), "long": at(8, 1)}
@@ -34,7 +34,7 @@ def test_a_segment_of_several_kinds_is_noticed(sd: float, split: bool) -> None:
     """Spread between requests beyond chance is measured, and makes a request count for less."""
     spread = RequestSpread()
     for report in truth.requests(400, easy=0.6, hard=0.6, between_sd=sd):
-        spread.add(report.accepted, report.reached)
+        spread.add(report.accepted, report.reached, report.steps_drafted)
     assert spread.worth_splitting is split
     assert spread.between_sd == pytest.approx(sd, abs=0.04)
     assert (spread.dispersion > 2.0) is split

@@ -1,5 +1,6 @@
 """Steps of made-up traffic for the belief: what a test does not say is usual."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from steersman_policies.messages import Fingerprint, Group, Hello, StepReport
@@ -12,8 +13,7 @@ STEP_S = 0.01
 
 def group(segment: str, k: int, accepted: Sequence[int], *, bucket: int = 0, undrafted: int = 0) -> Group:
     """Requests that had `k` draft tokens each, and how many of them were accepted; some had no draft."""
-    counts = {n: list(accepted).count(n) for n in accepted}
-    outcomes = tuple((k, n, times) for n, times in counts.items()) if k else ()
+    outcomes = tuple((k, n, times) for n, times in Counter(accepted).items()) if k else ()
     reasons = {"no_match": undrafted} if undrafted else {}
     drafted = len(accepted) if k else 0
     return Group(segment, bucket, len(accepted) + undrafted, k, drafted, outcomes, not_drafted=reasons)  # type: ignore[arg-type]

@@ -70,6 +70,12 @@ def findings(live: Live) -> Findings:
     return evaluate(live, SETTINGS, started_at="2024-01-01T00:00:00Z")
 
 
+@pytest.fixture(scope="module")
+def page(findings: Findings) -> str:
+    """The report."""
+    return render(findings)
+
+
 def test_result_holds_what_the_demo_promises(findings: Findings) -> None:
     """Every promised key is there, and the object survives JSON."""
     result = json.loads(json.dumps(rounded(findings.result)))
@@ -136,9 +142,8 @@ class _Resources(html.parser.HTMLParser):
                 self.fetched.append(value)
 
 
-def test_report_opens_offline(findings: Findings) -> None:
+def test_report_opens_offline(page: str) -> None:
     """The page fetches nothing: every reference is inside it, and it runs no script."""
-    page = render(findings)
     found = _Resources()
     found.feed(page)
     assert [r for r in found.fetched if not r.startswith(("#", "data:"))] == []
@@ -146,9 +151,8 @@ def test_report_opens_offline(findings: Findings) -> None:
     assert not re.search(r"@import|url\((?!#)", page)
 
 
-def test_report_shows_every_figure_and_explains_the_numbers(findings: Findings) -> None:
+def test_report_shows_every_figure_and_explains_the_numbers(findings: Findings, page: str) -> None:
     """Each plot is there once, as a drawing with its labels, and no two share an id."""
-    page = render(findings)
     figures = all_figures(findings)
     assert set(figures) == {
         "k_over_time",

@@ -124,20 +124,25 @@ def stream(experiment) -> list[Event]:
     return [msgspec.structs.replace(event, at_s=event.at_s + 1234.5) for event in events]
 
 
-def test_server_and_simulator_plan_alike(stream, tmp_path):
+@pytest.fixture(scope="module")
+def replayed(stream) -> tuple[list[Plan], dict[str, bytes]]:
+    return through_simulator(stream)
+
+
+def test_server_and_simulator_plan_alike(stream, replayed, tmp_path):
     """At least 20 distinct plans and the snapshots are equal, byte for byte."""
     plans = assert_parity(stream, tmp_path)
-    assert any(through_simulator(stream)[1].values())
+    assert any(replayed[1].values())
     tables = {msgspec.msgpack.encode(msgspec.structs.replace(plan, plan_id=0)) for plan in plans}
     assert len(tables) >= 20
     assert all(plan.segmenter == RULES for plan in plans)
     assert any(isinstance(event, PolicySet) for event in stream)
 
 
-def test_a_replay_makes_the_plans_of_the_run_itself(stream):
+def test_a_replay_makes_the_plans_of_the_run_itself(stream, replayed):
     """What the world's own controller planned is planned again."""
     recorded = [event.plan for event in stream if isinstance(event, Ticked) and event.plan is not None]
-    assert through_simulator(stream)[0] == recorded
+    assert replayed[0] == recorded
 
 
 PRIOR = Prior(
@@ -148,18 +153,18 @@ PRIOR = Prior(
 )
 
 
-def test_a_prior_reaches_both_alike(stream, tmp_path):
+def test_a_prior_reaches_both_alike(stream, replayed, tmp_path):
     """A sidecar and a simulator that began with the same prior plan alike, and not as without it."""
     first = msgspec.structs.replace(stream[0], priors=(PRIOR,))
-    assert assert_parity([first, *stream[1:]], tmp_path) != through_simulator(stream)[0]
+    assert assert_parity([first, *stream[1:]], tmp_path) != replayed[0]
 
 
-def test_one_missing_report_is_noticed(stream):
+def test_one_missing_report_is_noticed(stream, replayed):
     """Parity is no accident: without one step report, plans or snapshots differ."""
     steps = [e for e in stream if isinstance(e, Received) and isinstance(e.record, StepReport)]
     missing = steps[len(steps) // 2]
     without = [event for event in stream if event is not missing]
-    assert through_simulator(without) != through_simulator(stream)
+    assert through_simulator(without) != replayed
 
 
 def test_a_given_recording_has_parity(request, tmp_path):

@@ -35,7 +35,6 @@ from steersman_controller.belief.evidence import (
     Positions,
 )
 from steersman_controller.belief.prior import GUESSED_DRAFTS, Prior
-from steersman_controller.belief.requests import Draft, draft_from
 from steersman_controller.belief.signals import Signals, SignalsState
 from steersman_policies.units import MAX_SEGMENTS, UNKNOWN_SEGMENT
 from steersman_policies.view import SegmentBelief
@@ -159,13 +158,6 @@ class Acceptance:
         """Draft tokens accepted and reached, over everything remembered."""
         found = self.evidence.by_context()
         return float(found.accepted.sum()), float(found.reached.sum())
-
-    def drafts(self, rows: Mapping[str, int]) -> dict[str, Draft]:
-        """Moments of the drafts of each segment that had any."""
-        found, (offered, _) = self.evidence.by_context(), self.evidence.by_k()
-        reached, accepted = found.reached.sum(axis=1), found.accepted.sum(axis=1)
-        mean, lengths = (accepted + 0.5) / (reached + 1.0), offered.sum(axis=1)
-        return {name: draft_from(lengths[row], mean[row]) for name, row in rows.items() if lengths[row].any()}
 
     def beliefs(
         self,

@@ -96,6 +96,8 @@ class EngineStatus(Struct, frozen=True):
     """Share of each segment that was seen among the live decode requests."""
     variation: dict[str, Variation]
     """How the drafts of each segment vary, where anything of it was measured."""
+    alike: list[tuple[str, str]]
+    """Pairs of segments whose acceptance cannot be told apart by their requests, the most alike first."""
     frames: int
     frames_lost: int
     frames_duplicate: int

@@ -140,6 +140,7 @@ def _engine(sidecar: "Sidecar", engine_id: str, now_s: float) -> EngineStatus:
         would_be={} if report is None else report.would_be,
         segments={belief.segment: belief.share for belief in status.segments if belief.share > 0.0},
         variation=status.variation,
+        alike=status.alike,
         frames=stream.frames,
         frames_lost=stream.lost,
         frames_duplicate=stream.duplicate + stream.old_epoch,

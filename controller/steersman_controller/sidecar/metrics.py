@@ -79,7 +79,7 @@ _GAUGES: Final = {
         ["engine", "segment"],
     ),
     "request_acceptance_deviation_ratio": (
-        "Standard deviation of accepted / drafted between requests, beyond chance.",
+        "Standard deviation of accepted / reached between requests, beyond chance.",
         ["engine", "segment"],
     ),
     "signal_gain_nats": (
@@ -301,7 +301,7 @@ class Metrics:
                 self.set("acceptance_autocorrelation", found.autocorrelation, engine, segment)
                 self.set("acceptance_dispersion_ratio", found.dispersion, engine, segment)
             if found.between_requests is not None:
-                deviation = found.between_requests.deviation
+                deviation = found.between_requests.between_sd
                 self.set("request_acceptance_deviation_ratio", deviation, engine, segment)
 
     def _gain(self, found: SignalBelief | None, *labels: str) -> None:

@@ -40,7 +40,7 @@ class SegmentTally:
         record = event.record
         if isinstance(record, RequestReport):
             if is_decided(record):
-                self._spreads[record.segment].add(record.accepted, record.reached)
+                self._spreads[record.segment].add(record.accepted, record.reached, record.steps_drafted)
         elif isinstance(record, StepReport) and record.trains:
             self._add_step(event.engine_id, record)
 
@@ -82,7 +82,7 @@ def segment_facts(records: Iterable[Received]) -> dict[str, SegmentFacts]:
 
 def _facts(spread: RequestSpread, steps: Autocorrelation | None) -> SegmentFacts:
     return SegmentFacts(
-        requests=spread.requests,
+        requests=int(spread.requests),
         acceptance=spread.acceptance,
         between_sd=spread.between_sd,
         dispersion=spread.dispersion,

@@ -84,6 +84,7 @@ def spreads_by(labels: NDArray[Any], outcomes: Outcomes) -> dict[Any, RequestSpr
             zip(
                 outcomes.accepted[labels == name].tolist(),
                 outcomes.reached[labels == name].tolist(),
+                outcomes.steps_drafted[labels == name].tolist(),
                 strict=True,
             )
         )
