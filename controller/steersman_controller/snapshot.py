@@ -16,7 +16,7 @@ from steersman_controller.belief.requests import RequestSums
 from steersman_policies.messages import Hello
 from steersman_policies.plan import Plan
 
-SNAPSHOT = 3
+SNAPSHOT = 4
 """Version of the contents; another one is refused."""
 
 
