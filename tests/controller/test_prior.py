@@ -123,6 +123,8 @@ def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         where=[],
         recording=None,
         evaluate_choice="",
+        segments=False,
+        acceptance_trace=None,
         target_config=None,
         drafter_config=None,
         device="",
