@@ -107,7 +107,7 @@ def test_another_version_is_refused() -> None:
     """A snapshot of a later version names both versions."""
     sealed = msgspec.msgpack.decode(controller().snapshot(), type=Sealed)
     later = msgspec.msgpack.encode(msgspec.structs.replace(sealed, version=99))
-    with pytest.raises(ValueError, match="version 99, understood is 3"):
+    with pytest.raises(ValueError, match="version 99, understood is 4"):
         controller().restore(later)
 
 
