@@ -168,6 +168,7 @@ POISON: dict[str, Fault] = {
     ),
     "more in groups than in the batch": with_fields(decode_requests=0),
     "more drafted than in the forward": with_fields(target_tokens=1),
+    "no time": with_fields(draft_s=0.0, verify_s=0.0, other_s=0.0),
     "deeper than K_max": with_fields(drafting_depth=60),
     "no such context": with_group(context_bucket=9),
     "unknown segment in it": with_group(

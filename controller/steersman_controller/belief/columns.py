@@ -170,6 +170,7 @@ def _arrays(reports: Sequence[StepReport], k_max: int) -> tuple[Columns, Mask]:
     if not possible.all():
         sane[step[~possible]] = False
     sane &= numbers[8] <= k_max
+    sane &= (numbers[:3].max(axis=0) > 0.0) | (numbers[6] == 0.0)  # no forward takes no time
     sane &= added_up(step, requests, len(reports)) <= numbers[4]
     sane &= numbers[4] + added_up(step[group], drafted * count, len(reports)) <= numbers[6]
 
