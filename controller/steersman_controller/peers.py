@@ -23,6 +23,9 @@ KNOWN_WEIGHT = 200.0
 """Drafts behind the belief about a segment before engines are compared in it."""
 
 KNOWN_STEPS = 500
+KNOWN_SIZE_STEPS = 100
+"""Steps of about the same number of tokens that two engines must have had before they are compared."""
+
 SICK_ACCEPTANCE = 0.06
 """By how much the acceptance of the first position has to be lower, averaged over the common segments."""
 
@@ -105,20 +108,31 @@ def _accepts_less(one: Controller, others: Sequence[Controller]) -> bool:
 
 
 def _is_slower(one: Controller, others: Sequence[Controller]) -> bool:
-    """Whether steps of the size that an engine has now take it far longer than the others, on one device."""
-    same = [c for c in others if c.fingerprint == one.fingerprint and c.belief.cost.steps >= KNOWN_STEPS]
-    if len(same) < FEWEST - 1 or one.belief.cost.steps < KNOWN_STEPS:
+    """Whether steps take an engine far longer than most of the others, on one device."""
+    if one.belief.cost.steps < KNOWN_STEPS:
         return False
-    usual = statistics.median(_step_s(other, like=one) for other in same)
-    return _step_s(one, like=one) > SICK_SECONDS * usual
+    same = [c for c in others if c.fingerprint == one.fingerprint and c.belief.cost.steps >= KNOWN_STEPS]
+    ratios = [ratio for other in same if (ratio := _slowness(one, other)) is not None]
+    return len(ratios) >= FEWEST - 1 and statistics.median(ratios) > SICK_SECONDS
 
 
-def _step_s(controller: Controller, like: Controller) -> float:
-    """Seconds of a plain step with the load of `like`."""
+def _slowness(one: Controller, other: Controller) -> float | None:
+    """How many times as long a plain step takes, of a size that both know; None where there is none: beyond
+    what an engine has seen its steps are a guess."""
+    mine, theirs = one.belief.cost, other.belief.cost
+    known = [min(pair) for pair in zip(mine.seen(), theirs.seen(), strict=False)]
+    if max(known) < KNOWN_SIZE_STEPS:
+        return None
+    tokens = mine.middle(known.index(max(known)))
+    return _step_s(one, tokens, like=one) / _step_s(other, tokens, like=one)
+
+
+def _step_s(controller: Controller, target_tokens: float, like: Controller) -> float:
+    """Seconds of a step of that size with the load of `like`, drafting left out."""
     load = like.belief.load
-    requests = max(load.mean_requests, 1.0)
+    requests = min(max(load.mean_requests, 1.0), target_tokens)
     return controller.belief.cost.predict(
-        target_tokens=requests,
+        target_tokens=target_tokens,
         context_tokens=requests * load.mean_context_tokens,
         prefill_tokens=0,
         depth=0,

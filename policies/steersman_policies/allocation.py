@@ -170,7 +170,9 @@ class Menu:
         tokens, drafted = self.tokens[segment], self.drafted[segment]
         gain, cost = tokens[k] - tokens[below], drafted[k] - drafted[below]
         asked = 0.0 if below else self.weights[segment]
-        return -gain / cost if cost > 0.0 else 0.0, k, segment, below, gain, cost, asked
+        # A drafter that never offers so much costs nothing more: what it brings is judged by its sign alone.
+        order = -gain / cost if cost > 0.0 else -inf if gain > 0.0 else inf if gain < 0.0 else 0.0
+        return order, k, segment, below, gain, cost, asked
 
 
 class Batch:

@@ -163,6 +163,13 @@ POISON: dict[str, Fault] = {
     ),
     "negative outcome": with_group(commanded_k=4, requests=3, requests_drafted=-1, outcomes=((3, 1, -1),)),
     "NaN outcome": with_group(commanded_k=4, requests=3, requests_drafted=1, outcomes=((3, math.nan, 1),)),
+    "more left out than there": with_group(
+        commanded_k=4, requests=1, requests_drafted=0, outcomes=(), not_drafted={"invalid_state": 9}
+    ),
+    "more in groups than in the batch": with_fields(decode_requests=0),
+    "more drafted than in the forward": with_fields(target_tokens=1),
+    "no time": with_fields(draft_s=0.0, verify_s=0.0, other_s=0.0),
+    "deeper than K_max": with_fields(drafting_depth=60),
     "no such context": with_group(context_bucket=9),
     "unknown segment in it": with_group(
         segment="evil", commanded_k=4, requests=1, requests_drafted=1, outcomes=((3, 4, 1),)

@@ -95,8 +95,8 @@ def test_residuals_that_depend_on_their_own_outcome_are_caught(monkeypatch: pyte
     """Divided by the variance of what was reached, a refusal at once weighs more than a long acceptance."""
     refer = Acceptance.refer
 
-    def by_reached(self: Acceptance, acceptance: Matrix, coverage: Matrix) -> None:
-        refer(self, acceptance, coverage)
+    def by_reached(self: Acceptance, acceptance: Matrix, coverage: Matrix, seen: Counts) -> None:
+        refer(self, acceptance, coverage, seen)
         mean = np.diff(self.state.expected, axis=-1)
         self.state.variance[..., 1:] = np.cumsum(mean * (1.0 - mean), axis=-1)
 
@@ -223,6 +223,21 @@ def test_a_change_of_cost_is_recovered_from(slow: float) -> None:
     }
     predicted = engine.belief.cost.predict(target_tokens=48, **step)
     assert predicted.verify_s == pytest.approx(0.008 * slow, rel=0.05)
+
+
+def grown(seed: int) -> Belief:
+    """A segment of one request, that always has a draft; then it has 48."""
+    rng, belief = np.random.default_rng(seed), Belief(traffic.HELLO)
+    for step in range(3000):
+        accepted = np.minimum(rng.geometric(0.3, 1 if step < 2000 else 48) - 1, 4).tolist()
+        belief.observe(traffic.report(step, [traffic.group("unknown", 4, accepted)]))
+    return belief
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_more_of_the_same_requests_are_no_drift(seed: int) -> None:
+    """What a reference made of few requests is off by is not a change, however many requests show it."""
+    assert {drift.kind for drift in grown(seed).taken_drifts()} <= {"cost"}
 
 
 def test_a_drafter_that_stops_matching_is_noticed() -> None:

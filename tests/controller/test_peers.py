@@ -82,6 +82,19 @@ def test_healthy_engines_are_not_flagged() -> None:
         assert site.complaints() == {}
 
 
+def test_a_busy_engine_is_not_slow() -> None:
+    """Engines whose batches have nothing in common are not compared: the large ones compute longer."""
+    site = Site("a", "b", "busy")
+    for step in range(700):
+        site.now_s += 0.05
+        for name, requests in (("a", 2), ("b", 2), ("busy", 60)):
+            groups = [traffic.group("code", 4, site._taken(0.8, requests))]
+            seconds = max(0.006, 0.0005 * 5 * requests)
+            site._send(name, traffic.report(step, groups, verify_s=seconds))
+            site.fleet.tick(name, site.now_s)
+    assert site.complaints() == {}
+
+
 def test_two_engines_accuse_nobody() -> None:
     """With one peer there is no telling which of the two is sick."""
     site = Site("a", "b")

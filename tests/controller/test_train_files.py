@@ -73,6 +73,9 @@ def test_a_weight_counts_like_so_many_rows(tmp_path: Path) -> None:
         ("batch_size", "0", "allowed is a whole number from 1"),
         ("batch_size", "1.5", "allowed is a whole number from 1"),
         ("num_draft_tokens", "65", "allowed is a whole number from 0 to 64"),
+        ("batch_size", "1e300", "row 5, column batch_size is '1e300'"),
+        ("step_ms", "1e300", "row 5, column step_ms is '1e300'"),
+        ("weight", "1e308", "row 5, column weight is '1e308'"),
         ("weight", "x", "row 5, column weight is 'x'"),
         ("draft_ms", "-2", "row 5, column draft_ms is '-2'"),
         ("drafter_loaded", "maybe", "allowed is true, false or empty"),
@@ -91,6 +94,21 @@ def test_a_bad_value_is_one_line_with_its_row(
     assert captured.err.count("\n") == 1
     assert str(path) in captured.err
     assert line in captured.err
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "line"),
+    [
+        ("weight", "0", "column weight is 0 in every row"),
+        ("target_tokens", "0", "row 1, column target_tokens is below the batch size"),
+        ("drafter_loaded", "false", "column drafter_loaded is false in spite of its draft tokens"),
+    ],
+)
+def test_rows_that_mean_nothing_are_refused(tmp_path: Path, column: str, value: str, line: str) -> None:
+    """No row that counts, or draft tokens without a drafter: that is an error, never an empty model."""
+    path = truth.write(tmp_path / "a.csv", [row | {column: value} for row in truth.rows()])
+    with pytest.raises(ValueError, match=line):
+        read_step_times(Source(path))
 
 
 @pytest.mark.parametrize(
@@ -355,3 +373,24 @@ def test_a_run_that_says_no_concurrency_is_refused(
     path.write_text("".join(json.dumps(run) + "\n" for run in runs))
     assert train_verbs("train", "--step-times", path, "--out", tmp_path / "b.zip") == 2
     assert "row 2, column batch_size is empty, allowed is a whole number from 1" in capsys.readouterr().err
+
+
+def test_a_run_whose_k_is_no_number_is_refused(
+    tmp_path: Path, train_verbs: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not taken for a run without a drafter."""
+    path = tmp_path / "runs.jsonl"
+    path.write_text(json.dumps(bench_result(4, 1, num_speculative_tokens="four")) + "\n")
+    assert train_verbs("train", "--step-times", path) == 2
+    assert "row 1, column num_draft_tokens is 'four'" in capsys.readouterr().err
+
+
+def test_a_folder_is_no_place_for_a_bundle(
+    tmp_path: Path, train_verbs: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, and nothing half written beside it."""
+    (tmp_path / "out").mkdir()
+    table = truth.write(tmp_path / "a.csv", truth.rows())
+    assert train_verbs("train", "--step-times", table, "--out", tmp_path / "out") == 2
+    assert f"{tmp_path / 'out'}: is a folder" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "out"]

@@ -96,6 +96,7 @@ def test_a_quiet_device_reads_its_weights_and_a_busy_one_computes(name: str) -> 
         ({"hidden_size": None}, "no hidden_size"),
         ({"num_hidden_layers": "32"}, "num_hidden_layers is '32'"),
         ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"num_local_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok is 9, allowed is up to 8"),
         ({"torch_dtype": "int3"}, "dtype 'int3'"),
         ({"quantization_config": {"quant_method": "magic"}}, "names neither bits nor a known method"),
     ],

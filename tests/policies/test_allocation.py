@@ -129,6 +129,29 @@ def test_a_k_with_more_acceptance_than_the_one_below_is_taken_with_it() -> None:
     )
 
 
+def test_a_k_that_adds_no_draft_token_is_judged_by_what_it_brings() -> None:
+    """A drafter may fare better or worse when it is asked for more than it ever offers."""
+    k_set = (0, 1, 2, 3)
+    for seed in range(40):
+        chance = random.Random(seed)
+        view = anything(chance, k_set)
+        short = tuple(
+            msgspec.structs.replace(
+                s,
+                drafted_share=(1.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+                by_k={k: (chance.random(),) * K_MAX for k in (1, 2, 3)},
+            )
+            for s in view.segments
+        )
+        batch, row = Batch(Menu(view, short, 0.0), 6, 0.0), view.cost.verify_s[0][0]
+        rates = [
+            outcome.tokens / outcome.seconds
+            for lengths in (batch.best(row, 0.0, 0.0), *((k,) * len(short) for k in k_set))
+            for outcome in (batch.outcome(lengths, row),)
+        ]
+        assert rates[0] >= max(rates) * (1.0 - 1e-9)
+
+
 SMALL = example_view(acceptance=0.9, weight=500.0, verify_s=lambda tokens: 0.05 + 0.0002 * tokens)
 HERE = msgspec.structs.replace(SMALL, mean_requests=4.0, context_edges=(128, 512, 2048))
 """Batch bucket 2 and context bucket 1 of 6 by 4."""

@@ -30,6 +30,7 @@ from steersman_controller.belief.evidence import (
     DRAFTED,
     DRAFTED_TWICE,
     INVALID,
+    KEEP_ASKED,
     Evidence,
     EvidenceState,
     Positions,
@@ -62,6 +63,8 @@ class AcceptanceState(Struct):
     a residual would depend on its own outcome: a refusal at once would weigh more than a long acceptance."""
     coverage: Array
     """By segment."""
+    usual: Array
+    """By channel, of a step behind its reference: requests with a draft, then requests asked; 0 before."""
 
 
 class Acceptance:
@@ -79,12 +82,15 @@ class Acceptance:
             expected=np.zeros((MAX_SEGMENTS, contexts, k_max + 1)),
             variance=np.zeros((MAX_SEGMENTS, contexts, k_max + 1)),
             coverage=np.zeros(MAX_SEGMENTS),
+            usual=np.zeros(2 * MAX_SEGMENTS),
         )
 
     def look(self, chunk: Columns, rows: Counts) -> tuple[Array, Mask]:
         """Standardised residuals against the references, ``[step][channel]``, and where there is one.
 
-        The first channels are the acceptance of each segment, the others its coverage.
+        The first channels are the acceptance of each segment, the others its coverage. A step with more
+        requests than those behind a reference counts as one with as many: what the reference is off by would
+        stand out of it, however long it was looked at.
         """
         state, size = self.state, chunk.steps * MAX_SEGMENTS
         marks, contexts = state.expected.shape[2], state.expected.shape[1]
@@ -97,7 +103,6 @@ class Acceptance:
         share = state.coverage[rows]
         asked, drafted, _ = chunk.drafts
         residuals = np.empty((chunk.steps, 2 * MAX_SEGMENTS))
-        observed = np.empty((chunk.steps, 2 * MAX_SEGMENTS), np.bool_)
         shape = (chunk.steps, MAX_SEGMENTS)
         residuals[:, :MAX_SEGMENTS] = _standardised(
             added_up(of, surplus, size),
@@ -107,9 +112,11 @@ class Acceptance:
             added_up(place, drafted - share * asked, size),
             added_up(place, share * (1.0 - share) * asked, size),
         ).reshape(shape)
-        observed[:, :MAX_SEGMENTS] = (added_up(place, drafted, size) > 0.0).reshape(shape)
-        observed[:, MAX_SEGMENTS:] = (added_up(place, asked, size) > 0.0).reshape(shape)
-        return residuals, observed
+        requests = np.empty((chunk.steps, 2 * MAX_SEGMENTS))
+        requests[:, :MAX_SEGMENTS] = added_up(place, drafted, size).reshape(shape)
+        requests[:, MAX_SEGMENTS:] = added_up(place, asked, size).reshape(shape)
+        residuals *= np.sqrt(state.usual / np.maximum(requests, np.maximum(state.usual, 1e-9)))
+        return residuals, requests > 0.0
 
     def learn(self, chunk: Columns, rows: Counts) -> None:
         """Learn from a chunk; `rows`: the segment of each group."""
@@ -131,8 +138,9 @@ class Acceptance:
         self.evidence.free(row)
         self.signals.free(row)
 
-    def refer(self, acceptance: Mask, coverage: Mask) -> None:
-        """From now on compare what these segments do with what is believed of them now."""
+    def refer(self, acceptance: Mask, coverage: Mask, seen: Counts) -> None:
+        """From now on compare what these segments do with what is believed of them now; `seen`: steps behind
+        that, by channel."""
         state = self.state
         found, sums = self.evidence.by_context(), self.evidence.sums()
         reached, accepted = found.reached.sum(axis=1), found.accepted.sum(axis=1)
@@ -147,6 +155,9 @@ class Acceptance:
         state.variance[acceptance] = np.pad(variance, marks)[acceptance]
         share = (sums[DRAFTED] + 1.0) / (sums[ASKED] + 2.0)
         state.coverage[coverage] = share[coverage]
+        renewed = np.concatenate([acceptance, coverage])
+        steps = (1.0 - KEEP_ASKED ** np.maximum(seen, 1)) / (1.0 - KEEP_ASKED)
+        state.usual[renewed] = (np.concatenate([sums[DRAFTED], sums[ASKED]]) / steps)[renewed]
 
     def restore(self, state: AcceptanceState) -> None:
         """Continue from a snapshot of an engine of the same size."""

@@ -267,7 +267,8 @@ class Belief:
         self.tally.errors(self._cost.settle())
         renewed = self._watch.settle()
         if renewed.any():
-            self._acceptance.refer(renewed[ACCEPTANCE], renewed[COVERAGE])
+            seen = self._watch.state.made_of[: COST.start]
+            self._acceptance.refer(renewed[ACCEPTANCE], renewed[COVERAGE], seen)
             self._cost.refer(renewed[COST])
 
     def _doubt(self, alarmed: Sequence[int]) -> None:

@@ -155,7 +155,8 @@ def _arrays(reports: Sequence[StepReport], k_max: int) -> tuple[Columns, Mask]:
     drafted, accepted, count = _triples(list(chain.from_iterable(by_group)))
 
     possible = _possible(of_group)
-    possible &= (k <= k_max) & (bucket < CONTEXTS) & (requests_drafted <= requests) & (not_asked >= 0.0)
+    possible &= (k <= k_max) & (bucket < CONTEXTS) & (not_asked >= 0.0)
+    possible &= requests_drafted + not_asked <= requests
     fits = (accepted >= 0.0) & (accepted <= drafted) & (drafted <= k[group]) & (count >= 0.0)
     with_draft = added_up(group, count * (drafted > 0.0), len(k))
     possible &= with_draft == requests_drafted
@@ -168,17 +169,17 @@ def _arrays(reports: Sequence[StepReport], k_max: int) -> tuple[Columns, Mask]:
     sane = _possible(numbers)
     if not possible.all():
         sane[step[~possible]] = False
+    sane &= numbers[8] <= k_max
+    sane &= (numbers[:3].max(axis=0) > 0.0) | (numbers[6] == 0.0)  # no forward takes no time
+    sane &= added_up(step, requests, len(reports)) <= numbers[4]
+    sane &= numbers[4] + added_up(step[group], drafted * count, len(reports)) <= numbers[6]
 
     seconds = numbers[:3]
     special = [report.warm_up or report.graph_capture or report.preemption for report in reports]
     trains = ((numbers[10] > 0.0) | (numbers[5] > 0.0)) & ~_flags(special)
     teaches = (trains[step] & (k > 0.0)).astype(np.float64)
     drafts = np.empty((3, len(k)))
-    drafts[0], drafts[1], drafts[2] = (
-        np.maximum(requests - not_asked, requests_drafted),
-        requests_drafted,
-        invalid,
-    )
+    drafts[0], drafts[1], drafts[2] = requests - not_asked, requests_drafted, invalid
     return (
         Columns(
             seconds=seconds,

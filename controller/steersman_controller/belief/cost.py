@@ -226,6 +226,14 @@ class CostModel:
         state.filled = 0
         return relative
 
+    def seen(self) -> list[int]:
+        """Steps learned since the last alarm, by interval of tokens; as of the last settling."""
+        return [int(steps) for steps in self.verify.fit.state.seen]
+
+    def middle(self, interval: int) -> float:
+        """Tokens in the middle of an interval."""
+        return float(self.verify.knots[interval : interval + 2].mean())
+
     def refer(self, intervals: Mask) -> None:
         """From now on compare the steps of these intervals with what is predicted now."""
         self.state.compared[1, intervals] = self.state.compared[0, intervals]

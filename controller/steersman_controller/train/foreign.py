@@ -32,7 +32,10 @@ def translated(file: TableFile) -> TableFile:
     )
     said = "num_speculative_tokens"
     given = f"try_cast({identifier(said)} as double)" if said in file.names else "null"
-    ours["num_draft_tokens"] = f"coalesce({given}, round({drafted} / nullif({drafts}, 0)), 0)"
+    counted = f"cast(coalesce(round({drafted} / nullif({drafts}, 0)), 0) as varchar)"
+    # What is no number stays as it is, and is refused with the row.
+    text = f"nullif(trim(cast({identifier(said)} as varchar)), '')" if said in file.names else "null"
+    ours["num_draft_tokens"] = f"coalesce({text}, {counted})"
     ours["drafter_loaded"] = f"case when {given} > 0 or {drafts} > 0 then 'true' else 'false' end"
     new = {name: sql for name, sql in ours.items() if name not in file.names}
     file.scan = f"(select {', '.join(f'{sql} as {name}' for name, sql in new.items())}, * from {file.scan})"

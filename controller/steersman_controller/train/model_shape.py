@@ -92,6 +92,11 @@ def shape_of(config: dict[str, Any], where: str) -> ModelShape:
     hidden, heads = _count(config, where, "hidden_size"), _count(config, where, "num_attention_heads")
     experts = _count(config, where, "num_experts", "num_local_experts", "n_routed_experts", default=0)
     expert_width = _count(config, where, "moe_intermediate_size", "intermediate_size") if experts else 0
+    visited = _count(config, where, "num_experts_per_tok") if experts else 0
+    if visited > experts:
+        raise ValueError(
+            f"{where}: num_experts_per_tok is {visited}, allowed is up to {experts}, all experts"
+        )
     layers = _count(config, where, "num_hidden_layers")
     latent = _count(config, where, "kv_lora_rank", default=0)
     shared = _count(config, where, "shared_expert_intermediate_size", default=0)
@@ -106,7 +111,7 @@ def shape_of(config: dict[str, Any], where: str) -> ModelShape:
         vocabulary=_count(config, where, "vocab_size"),
         weight_bytes=_weight_bytes({**outer, **config}, where),
         experts=experts,
-        experts_per_token=_count(config, where, "num_experts_per_tok") if experts else 0,
+        experts_per_token=visited,
         expert_intermediate=expert_width,
         shared_intermediate=shared,
         dense_layers=_count(config, where, "first_k_dense_replace", default=0) if experts else layers,

@@ -46,9 +46,8 @@ def priors_of(bundle: Bundle, source: str, group: str = "") -> tuple[Prior, ...]
     cards = bundle.manifest.groups
     names = ["/".join(card.group) for card in cards]
     if group and group not in names:
-        raise ValueError(
-            f"--bundle-group: no {group!r}{did_you_mean(group, names)}; it has {', '.join(names)}"
-        )
+        known = f"it has {', '.join(names)}" if bundle.manifest.by else "it has a single one without a name"
+        raise ValueError(f"--bundle-group: no {group!r}{did_you_mean(group, names)}; {known}")
     by_engine = bundle.manifest.by == ("engine",)
     if len(cards) > 1 and not group and not by_engine:
         raise ValueError(f"--bundle: has several groups; name one with --bundle-group: {', '.join(names)}")

@@ -25,13 +25,25 @@ SERVED = ("throughput_tok_s", "position_survival")
 """For `--evaluate-choice` only."""
 OURS = (*REQUIRED, *MEASURED, *PARTIAL, *SERVED)
 
+MOST = 1e12
+"""No number is larger."""
+
 _ALLOWED = {
-    "batch_size": "a whole number from 1",
+    "batch_size": f"a whole number from 1 to {MOST:g}",
     "num_draft_tokens": f"a whole number from 0 to {K_LIMIT}",
-    "step_ms": "a number above 0",
+    "step_ms": f"a number above 0, to {MOST:g}",
     "drafter_loaded": "true, false or empty",
 }
-_NUMBER = "a number from 0"
+_NUMBER = f"a number from 0 to {MOST:g}"
+
+_CONTRADICTIONS = {
+    ("target_tokens", "batch_size"): ("target_tokens < batch_size", "below the batch size"),
+    ("drafter_loaded", "num_draft_tokens"): (
+        "num_draft_tokens > 0 and not drafter_loaded",
+        "false in spite of its draft tokens",
+    ),
+}
+"""Columns that must agree in a row: what may not be, in SQL, and how that is said."""
 
 
 class Source(Struct, frozen=True):
@@ -67,6 +79,7 @@ def read_step_times(source: Source, report: Report | None = None) -> Evidence:
         rows = int(counted[0]) if counted else 0
         if not rows:
             raise ValueError(f"{source.path}: no row" + (" passes --where" if source.where else ""))
+        _check_rows(connection, file, theirs)
         groups = reduced(connection, len(source.by), theirs)
         sample = sampled(connection, len(source.by), theirs)
     return Evidence(
@@ -175,10 +188,24 @@ def _check(connection: duckdb.DuckDBPyConnection, file: TableFile, theirs: Mappi
             )
 
 
+def _check_rows(connection: duckdb.DuckDBPyConnection, file: TableFile, theirs: Mapping[str, str]) -> None:
+    """Refuse the first row that contradicts itself, and a file in which no row counts."""
+    for (ours, other), (rule, said) in _CONTRADICTIONS.items():
+        if ours not in theirs or other not in theirs:
+            continue
+        found = connection.execute(f"select min(row) from steps where {rule}").fetchone()
+        if found and found[0] is not None:
+            raise ValueError(f"{file.path}: row {int(found[0])}, column {theirs[ours]} is {said}")
+    if "weight" in theirs:
+        counted = connection.execute("select count(*) from steps where coalesce(weight, 1) > 0").fetchone()
+        if not counted or not counted[0]:
+            raise ValueError(f"{file.path}: column {theirs['weight']} is 0 in every row")
+
+
 def _bad(ours: str) -> str:
     if ours == "drafter_loaded":
         return f"bad_{ours}"
-    number = f"not isfinite({ours}) or {ours} < 0"
+    number = f"not isfinite({ours}) or {ours} < 0 or {ours} > {MOST}"
     if ours in PARTIAL or ours in SERVED:
         return f"bad_{ours} or ({ours} is not null and ({number}))"
     rule = {
