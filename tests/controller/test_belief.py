@@ -137,6 +137,12 @@ def with_fields(**more: object) -> Fault:
     return lambda report: msgspec.structs.replace(report, **more)
 
 
+def ahead(by_s: float) -> Fault:
+    """More accepted than drafted, in a step that starts too early."""
+    lie = with_group(commanded_k=4, requests=1, requests_drafted=1, outcomes=((3, 4, 1),))
+    return lambda report: msgspec.structs.replace(lie(report), started_s=report.started_s + by_s)
+
+
 POISON: dict[str, Fault] = {
     "verify NaN": with_fields(verify_s=math.nan),
     "draft infinite": with_fields(draft_s=math.inf),
@@ -158,6 +164,8 @@ POISON: dict[str, Fault] = {
     "more drafted than there": with_group(
         commanded_k=4, requests=1, requests_drafted=2, outcomes=((3, 1, 2),)
     ),
+    "a lie a little ahead of its time": ahead(0.09),
+    "a lie ahead of its time": ahead(3.0),
     "outcomes do not add up": with_group(
         commanded_k=4, requests=3, requests_drafted=3, outcomes=((3, 1, 2),)
     ),
@@ -242,6 +250,29 @@ def test_an_engine_whose_clock_was_set_is_believed_again() -> None:
     assert one.counters["clock_steps"] == 1
     assert one.belief.cost.steps > learned + 80
     assert sum(belief.share for belief in one.segments()) == pytest.approx(1.0)
+
+
+def test_an_engine_that_begins_with_a_lie_is_believed_from_then_on() -> None:
+    """The first report of all says when the clock began, but not alone."""
+    clean, poisoned = controller(), controller()
+    poisoned.observe(ahead(3.0)(CLEAN[0]), CLEAN[0].started_s)
+    for report in CLEAN[:50]:
+        for one in (clean, poisoned):
+            one.observe(report, report.started_s + report.busy_s)
+    assert poisoned.counted()["reports_refused"] == 1
+    assert estimators(poisoned) == estimators(clean)
+
+
+def test_a_report_ahead_of_its_time_takes_none_with_it() -> None:
+    """Those after it go on where those before it were, and count."""
+    one = controller()
+    for index, report in enumerate(CLEAN[:200]):
+        early_s = 2.0 if index == 100 else 0.0
+        one.observe(
+            msgspec.structs.replace(report, started_s=report.started_s + early_s), report.started_s + 0.02
+        )
+    assert one.counters["clock_steps"] == 0
+    assert one.counted()["reports_refused"] == 0
 
 
 def test_a_long_pause_is_no_clock_step() -> None:
