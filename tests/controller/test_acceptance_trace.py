@@ -66,6 +66,10 @@ def test_a_trace_is_replayed_exactly(tmp_path: Path) -> None:
             '{"request_id":1,"prompt_tokens":3,"output_tokens":2,"accepted_by_position":[0,0]}',
             ["no draft token was accepted anywhere"],
         ),
+        (
+            '{"request_id":1,"prompt_tokens":3,"output_tokens":30,"accepted_by_position":[1,0,2]}',
+            ["line 1", "accepted_by_position has 3 numbers for 30 output tokens"],
+        ),
     ],
 )
 def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, line: str, words: list[str]) -> None:

@@ -71,7 +71,9 @@ def _goodput(bundle: Bundle, group: int, acceptance: Sequence[float]) -> NDArray
 
 
 def draw(bundle: Bundle, path: Path) -> None:
-    """The same as a picture; the file's suffix says which kind."""
+    """The same as a picture; the file's suffix says which kind. Raises ValueError where it has none."""
+    if not path.suffix:
+        raise ValueError(f"--plot {path}: the name must end in .png, .svg or .pdf")
     import matplotlib
 
     matplotlib.use("Agg")

@@ -105,9 +105,15 @@ def _trace_lines(path: Path) -> Iterator[TraceLine]:
             if not line.strip():
                 continue
             try:
-                yield decoder.decode(line)
+                found = decoder.decode(line)
             except msgspec.DecodeError as error:
                 raise ValueError(f"{path}: line {number}: {error}{_hint(str(error))}") from None
+            if (told := len(found.accepted_by_position)) != found.output_tokens:
+                tokens = found.output_tokens
+                raise ValueError(
+                    f"{path}: line {number}: accepted_by_position has {told} numbers for {tokens} output tokens"
+                )
+            yield found
 
 
 def _hint(error: str) -> str:
