@@ -108,11 +108,10 @@ def _trace_lines(path: Path) -> Iterator[TraceLine]:
                 found = decoder.decode(line)
             except msgspec.DecodeError as error:
                 raise ValueError(f"{path}: line {number}: {error}{_hint(str(error))}") from None
-            if (told := len(found.accepted_by_position)) != found.output_tokens:
-                tokens = found.output_tokens
-                raise ValueError(
-                    f"{path}: line {number}: accepted_by_position has {told} numbers for {tokens} output tokens"
-                )
+            told, tokens = len(found.accepted_by_position), found.output_tokens
+            if told != tokens:
+                wrong = f"accepted_by_position has {told} numbers for {tokens} output tokens"
+                raise ValueError(f"{path}: line {number}: {wrong}")
             yield found
 
 
