@@ -14,8 +14,9 @@ from steersman_simulator.demo.command import run_demo
 from steersman_simulator.demo.processes import ChildError, Children, free_port
 
 PARENT = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us may have ignored it
 from steersman_simulator.demo.processes import Children
 folder = Path(sys.argv[1])
 with Children() as children:
