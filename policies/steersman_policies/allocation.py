@@ -197,11 +197,12 @@ class Batch:
         `row`: seconds of the forward by the grid of tokens.
         """
         best, found = more_than, list[tuple[Block, list[float]]]()
+        enough = best * (1.0 - tie)
+        rate = enough * (1.0 - ROUNDING)
         for block in self.blocks:
             ladder, start_s = block.ladder, row[block.point]
             slope = (row[block.after] - start_s) * block.per_width
             start_s -= slope * block.offset
-            rate = best * (1.0 - tie) * (1.0 - ROUNDING)
             ablest = bisect_left(ladder.orders, -rate * slope, block.first + 1, block.end) - 1
             least_s = start_s + slope * ladder.drafted[ablest] + block.least_s
             if ladder.tokens[ablest] < rate * least_s:
@@ -209,9 +210,10 @@ class Batch:
             scores = self._scores(block, start_s, slope)
             top = max(scores)
             if top > more_than:
-                best = max(best, top)
                 found.append((block, scores))
-        enough = best * (1.0 - tie)
+            if top > best:
+                best, enough = top, top * (1.0 - tie)
+                rate = enough * (1.0 - ROUNDING)
         choices: list[tuple[float, Ladder, int]] = []
         for block, scores in found:
             index = next((i for i, score in enumerate(scores, block.first) if score >= enough), -1)
@@ -251,18 +253,19 @@ class Batch:
         while first < len(drafted):
             if asked[first] > same_line:
                 fixed_s, asked_s, same_line = self._draft_line(ladder.depth, asked[first])
-            left = min(bisect_right(offsets, drafted[first]) - 1, last)
+            left = bisect_right(offsets, drafted[first], 0, last + 1) - 1
             end = bisect_right(drafted, offsets[left + 1], first + 1) if left < last else len(drafted)
             if same_line < inf:
                 end = bisect_right(asked, same_line, first + 1, end)
-            point, least = max(left, 0), first if asked_s > 0.0 else end - 1
+            point, after = (left, left + 1) if left >= 0 else (0, 0)
+            least = first if asked_s > 0.0 else end - 1
             blocks.append(
                 Block(
                     ladder,
                     first,
                     end,
                     point,
-                    min(point + 1, last + 1),
+                    after,
                     offsets[point],
                     self.per_width[left],
                     fixed_s,

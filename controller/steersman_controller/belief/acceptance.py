@@ -197,9 +197,9 @@ class Acceptance:
         share = _refined(*leaning, sums[DRAFTED], sums[ASKED])[0]
         mean, drafted_share = self.signals.untrimmed(mean, _drafted_share(offered))
         by_signal = self.signals.beliefs()
-        worth = _worth(sums) / burstiness
-        low, high = _interval(mean, weight, _worth(sums)[:, None] / _burstiness(whole, burstiness))
-        apart = _apart(by_k, mean, worth)
+        worth = _worth(sums)
+        low, high = _interval(mean, weight, worth[:, None] / _burstiness(whole, burstiness))
+        apart = _apart(by_k, mean, worth / burstiness)
         # Asking in vain is evidence too: what is hardly ever drafted is known to be so.
         known = np.maximum(sums[DRAFTED], sums[ASKED] / 4.0)
         invalid = sums[INVALID] / np.maximum(sums[ASKED] + sums[INVALID], 1e-9)
