@@ -205,15 +205,19 @@ class Acceptance:
         invalid = sums[INVALID] / np.maximum(sums[ASKED] + sums[INVALID], 1e-9)
         by_row = np.stack([shares, known, share, invalid], axis=1).tolist()
         by_position = np.stack([mean, low, drafted_share, high], axis=1).tolist()
-        # In the order of the fields: names would take half of the time.
         return tuple(
             SegmentBelief(
-                name,
-                *by_row[row][:3],
-                *map(tuple, by_position[row]),
-                by_row[row][3],
-                apart.get(row, {}),
-                by_signal.get(row, {}),
+                segment=name,
+                share=by_row[row][0],
+                weight=by_row[row][1],
+                coverage=by_row[row][2],
+                acceptance=tuple(by_position[row][0]),
+                acceptance_low=tuple(by_position[row][1]),
+                drafted_share=tuple(by_position[row][2]),
+                acceptance_high=tuple(by_position[row][3]),
+                invalid_state_share=by_row[row][3],
+                by_k=apart.get(row, {}),
+                by_signal=by_signal.get(row, {}),
             )
             for name, row in rows.items()
         )
@@ -341,7 +345,7 @@ def _drafted_share(offered: Array) -> Array:
 
 def _apart(by_k: Positions, mean: Array, worth: Array) -> dict[int, dict[int, tuple[float, ...]]]:
     """Acceptance by commanded K of the segments in which it differs from K to K, by row."""
-    known = (by_k.reached[:, :, :1] >= KNOWN_REACHED).any(axis=2)
+    known = np.asarray((by_k.reached[:, :, :1] >= KNOWN_REACHED).any(axis=2))
     number = known.sum(axis=1)
     if number.max() <= 1:
         return {}

@@ -88,7 +88,7 @@ class Settled(NamedTuple):
     bounds: Array
     """Low and high by interval."""
     half_interval: Row
-    """By the grid of tokens; empty before anything is known of it."""
+    """Half the width of the bounds by the grid of tokens; empty before anything is known of it."""
     draft_s: tuple[Row, ...]
     """By depth and the grid of requests."""
     other_s: Array
@@ -298,10 +298,6 @@ class CostModel:
         """
         low, high = self._as_settled().bounds[self.verify.interval(np.array([target_tokens]))[0]].tolist()
         return low, high
-
-    def half_intervals(self) -> Row:
-        """Half the width of `bounds` at each point of the grid; empty before anything is known of it."""
-        return self._as_settled().half_interval
 
     def compile(self, prefill_tokens: float) -> StepCost:
         """The tables for a planner; `prefill_tokens`: the usual number in a step that carries prefill.
