@@ -183,6 +183,11 @@ class Batch:
         self.batch = batch
         self.anchors = batch + prefill_tokens
         self.other_s = menu.cost.other_at(batch)
+        grid = menu.cost.tokens_grid
+        self.offsets = [(point - self.anchors) / batch for point in grid]
+        """Draft tokens per live request with which the forward is at each point of the grid."""
+        # Before the first point seconds are flat: index -1 says so.
+        self.per_width = [*(batch / (right - left) for left, right in pairwise(grid)), 0.0]
         self.blocks = [block for ladder in menu.ladders for block in self._blocks(ladder)]
 
     def best(self, row: Row, tie: float, more_than: float) -> Lengths:
@@ -192,11 +197,12 @@ class Batch:
         `row`: seconds of the forward by the grid of tokens.
         """
         best, found = more_than, list[tuple[Block, list[float]]]()
+        enough = best * (1.0 - tie)
+        rate = enough * (1.0 - ROUNDING)
         for block in self.blocks:
             ladder, start_s = block.ladder, row[block.point]
             slope = (row[block.after] - start_s) * block.per_width
             start_s -= slope * block.offset
-            rate = best * (1.0 - tie) * (1.0 - ROUNDING)
             ablest = bisect_left(ladder.orders, -rate * slope, block.first + 1, block.end) - 1
             least_s = start_s + slope * ladder.drafted[ablest] + block.least_s
             if ladder.tokens[ablest] < rate * least_s:
@@ -204,9 +210,10 @@ class Batch:
             scores = self._scores(block, start_s, slope)
             top = max(scores)
             if top > more_than:
-                best = max(best, top)
                 found.append((block, scores))
-        enough = best * (1.0 - tie)
+            if top > best:
+                best, enough = top, top * (1.0 - tie)
+                rate = enough * (1.0 - ROUNDING)
         choices: list[tuple[float, Ladder, int]] = []
         for block, scores in found:
             index = next((i for i, score in enumerate(scores, block.first) if score >= enough), -1)
@@ -240,20 +247,31 @@ class Batch:
         return self.menu.cost.draft_at(depth, self.batch * min(asked, 1.0)) if depth else 0.0
 
     def _blocks(self, ladder: Ladder) -> list[Block]:
-        batch, anchors, grid = self.batch, self.anchors, self.menu.cost.tokens_grid
+        drafted, asked, offsets = ladder.drafted, ladder.asked, self.offsets
+        last = len(offsets) - 2
         blocks, first, same_line = [], 0, -inf
-        while first < len(ladder.drafted):
-            if ladder.asked[first] > same_line:
-                fixed_s, asked_s, same_line = self._draft_line(ladder.depth, ladder.asked[first])
-            point, until = _interval(grid, anchors + batch * ladder.drafted[first])
-            end = bisect_right(ladder.drafted, (until - anchors) / batch, first + 1)
-            end = bisect_right(ladder.asked, same_line, first + 1, end)
-            per_width = batch / (grid[point + 1] - grid[point]) if point >= 0 else 0.0
-            point = max(point, 0)
-            least_s = fixed_s + asked_s * ladder.asked[first if asked_s > 0.0 else end - 1]
-            after, offset = min(point + 1, len(grid) - 1), (grid[point] - anchors) / batch
+        while first < len(drafted):
+            if asked[first] > same_line:
+                fixed_s, asked_s, same_line = self._draft_line(ladder.depth, asked[first])
+            left = bisect_right(offsets, drafted[first], 0, last + 1) - 1
+            end = bisect_right(drafted, offsets[left + 1], first + 1) if left < last else len(drafted)
+            if same_line < inf:
+                end = bisect_right(asked, same_line, first + 1, end)
+            point, after = (left, left + 1) if left >= 0 else (0, 0)
+            least = first if asked_s > 0.0 else end - 1
             blocks.append(
-                Block(ladder, first, end, point, after, offset, per_width, fixed_s, asked_s, least_s)
+                Block(
+                    ladder,
+                    first,
+                    end,
+                    point,
+                    after,
+                    offsets[point],
+                    self.per_width[left],
+                    fixed_s,
+                    asked_s,
+                    fixed_s + asked_s * asked[least],
+                )
             )
             first = end
         return blocks

@@ -121,7 +121,7 @@ class SegmentBelief(Struct, frozen=True):
 
     def offered(self) -> tuple[float, ...]:
         """Expected draft tokens at position j for a request asked for at least j."""
-        return tuple(self.coverage * share for share in self.drafted_share)
+        return tuple([self.coverage * share for share in self.drafted_share])
 
     def _chain(self, acceptance: tuple[float, ...]) -> tuple[float, ...]:
         chain, out = self.coverage, []

@@ -183,10 +183,11 @@ class Acceptance:
         """
         sums = self.evidence.sums()
         by_context = self.evidence.by_context()
+        whole = Positions(by_context.reached.sum(axis=1), by_context.accepted.sum(axis=1))
         offered, by_k = self.evidence.by_k()
-        engine, coverage = _engine(by_context, sums, fleet)
+        engine, coverage = _engine(whole, sums, fleet)
         expected = None if self.prior is None else _expected(self.prior, rows, self.k_max)
-        mean, weight = _means(by_context, presence, engine, expected)
+        mean, weight = _means(by_context, whole, presence, engine, expected)
         leaning = (
             np.full(MAX_SEGMENTS, coverage.mean),
             np.full(MAX_SEGMENTS, min(coverage.weight, STRENGTH_ENGINE)),
@@ -196,9 +197,9 @@ class Acceptance:
         share = _refined(*leaning, sums[DRAFTED], sums[ASKED])[0]
         mean, drafted_share = self.signals.untrimmed(mean, _drafted_share(offered))
         by_signal = self.signals.beliefs()
-        worth = _worth(sums) / burstiness
-        low, high = _interval(mean, weight, _worth(sums)[:, None] / _burstiness(by_context, burstiness))
-        apart = _apart(by_k, mean, worth)
+        worth = _worth(sums)
+        low, high = _interval(mean, weight, worth[:, None] / _burstiness(whole, burstiness))
+        apart = _apart(by_k, mean, worth / burstiness)
         # Asking in vain is evidence too: what is hardly ever drafted is known to be so.
         known = np.maximum(sums[DRAFTED], sums[ASKED] / 4.0)
         invalid = sums[INVALID] / np.maximum(sums[ASKED] + sums[INVALID], 1e-9)
@@ -232,11 +233,9 @@ KNOWN_REACHED = 60.0
 """Verifications that reached position 1 under a K before it can be told apart."""
 
 
-def _engine(by_context: Positions, sums: Array, fleet: Estimate) -> tuple[Estimate, Estimate]:
+def _engine(whole: Positions, sums: Array, fleet: Estimate) -> tuple[Estimate, Estimate]:
     """Acceptance and coverage of everything this engine drafted, leaning on the fleet."""
-    acceptance = fleet.refined(
-        float(by_context.accepted.sum()), float(by_context.reached.sum()), PRIOR.weight
-    )
+    acceptance = fleet.refined(float(whole.accepted.sum()), float(whole.reached.sum()), PRIOR.weight)
     coverage = PRIOR.refined(float(sums[DRAFTED].sum()), float(sums[ASKED].sum()), PRIOR.weight)
     return acceptance, coverage
 
@@ -281,10 +280,15 @@ def _stepping_aside(drafts: Array, seen: Array) -> Array:
 
 
 def _means(
-    by_context: Positions, presence: Array, engine: Estimate, expected: Positions | None = None
+    by_context: Positions,
+    whole: Positions,
+    presence: Array,
+    engine: Estimate,
+    expected: Positions | None = None,
 ) -> tuple[Array, Array]:
-    """Acceptance by segment and position over the contexts that are present, and the weight behind it."""
-    reached, accepted = by_context.reached.sum(axis=1), by_context.accepted.sum(axis=1)
+    """Acceptance by segment and position over the contexts that are present, and the weight behind it;
+    `whole`: `by_context` over all of them."""
+    reached, accepted = whole
     if expected is not None:
         left = _stepping_aside(expected.reached, reached) / np.maximum(expected.reached, 1e-300)
         reached, accepted = reached + left * expected.reached, accepted + left * expected.accepted
@@ -307,14 +311,14 @@ def _worth(sums: Array) -> Array:
     return np.where(twice > 0.0, sums[DRAFTED] / np.maximum(twice, 1e-300), 1.0)
 
 
-def _burstiness(by_context: Positions, burstiness: Array) -> Array:
+def _burstiness(whole: Positions, burstiness: Array) -> Array:
     """Variance against that of independent drafts by segment and position, given that of whole proposals.
 
     What all positions have in common, an easy spell, adds up over a proposal: with n_j verifications of
     variance v_j and a common level of variance t, the sum varies by N + t N^2, N = sum n_j v_j, and position
     j by n_j v_j + t (n_j v_j)^2. So its excess is the part n_j v_j / N of that of the whole.
     """
-    reached, accepted = by_context.reached.sum(axis=1), by_context.accepted.sum(axis=1)
+    reached, accepted = whole
     mean = (accepted + 0.5) / (reached + 1.0)
     variance = reached * mean * (1.0 - mean)
     part = variance / np.maximum(variance.sum(axis=1, keepdims=True), 1e-300)
@@ -341,24 +345,30 @@ def _drafted_share(offered: Array) -> Array:
 
 def _apart(by_k: Positions, mean: Array, worth: Array) -> dict[int, dict[int, tuple[float, ...]]]:
     """Acceptance by commanded K of the segments in which it differs from K to K, by row."""
-    known = by_k.reached[:, :, :1] >= KNOWN_REACHED
-    number = known.sum(axis=(1, 2))
-    if not (number > 1).any():
+    known = np.asarray((by_k.reached[:, :, :1] >= KNOWN_REACHED).any(axis=2))
+    number = known.sum(axis=1)
+    if number.max() <= 1:
         return {}
-    reached, accepted = by_k.reached * known, by_k.accepted * known
+    reached, accepted = by_k.reached * known[:, :, None], by_k.accepted * known[:, :, None]
     common = (accepted.sum(axis=1) + 1.0) / (reached.sum(axis=1) + 2.0)
     # Bursts make the first position differ most; every K is compared over the positions that all share.
-    shared = np.arange(reached.shape[2]) < known[:, :, 0].argmax(axis=1)[:, None]
-    surplus = ((accepted - common[:, None] * reached) * shared[:, None]).sum(axis=2)
-    variance = (reached * (common * (1.0 - common) * shared)[:, None]).sum(axis=2) / worth[:, None]
+    shared = (np.arange(reached.shape[2]) < known.argmax(axis=1)[:, None]).astype(np.float64)
+    expected = common * shared
+    surplus = _along(accepted, shared) - _along(reached, expected)
+    variance = _along(reached, expected * (1.0 - common)) / worth[:, None]
     square = (surplus**2 / np.maximum(variance, 1e-9)).sum(axis=1)
     differ = (number > 1) & (square > EQUAL_AT_MOST + PER_FREEDOM * (number - 1))
     out: dict[int, dict[int, tuple[float, ...]]] = {}
     for row in differ.nonzero()[0].tolist():
-        ks = known[row, :, 0].nonzero()[0]
+        ks = known[row].nonzero()[0]
         table = (accepted[row, ks] + STRENGTH_CONTEXT * mean[row]) / (reached[row, ks] + STRENGTH_CONTEXT)
         out[row] = {k: tuple(line) for k, line in zip(ks.tolist(), table.tolist(), strict=True)}
     return out
+
+
+def _along(table: Array, weights: Array) -> Array:
+    """Sums over positions by segment and K; `weights`: by segment and position."""
+    return (table @ weights[:, :, None])[:, :, 0]
 
 
 def _standardised(difference: Array, variance: Array) -> Array:

@@ -1,6 +1,7 @@
 """What a step costs: belief, learned online and compiled into the tables that planners read."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -81,6 +82,19 @@ class CostState(Struct):
     """Mean seconds that the first step after a switch takes longer than predicted."""
 
 
+class Settled(NamedTuple):
+    """What follows from the state and changes only where the belief settles or is doubted; not part of it."""
+
+    bounds: Array
+    """Low and high by interval."""
+    half_interval: Row
+    """Half the width of the bounds by the grid of tokens; empty before anything is known of it."""
+    draft_s: tuple[Row, ...]
+    """By depth and the grid of requests."""
+    other_s: Array
+    """By the grid of requests."""
+
+
 class CostModel:
     """Learns from chunks of steps. Its predictions change when it settles; its tables are up to date."""
 
@@ -88,8 +102,8 @@ class CostModel:
         self.max_batch = max(hello.max_batch, 1)
         self.k_max = hello.k_max
         self.prior = prior
-        self._bounded: Array | None = None
-        """Bounds by interval as of the last settling; None: not computed yet."""
+        self._settled: Settled | None = None
+        """None: not computed yet."""
         self.verify = VerifyCost(self.max_batch * (self.k_max + 1), prior)
         # Features: asked at all, requests asked, depth, depth x requests (in hundreds). Until it is
         # seen, a draft token is believed to cost a fiftieth of a forward.
@@ -116,6 +130,8 @@ class CostModel:
             logs_seen=np.zeros(intervals, np.int64),
         )
         self.state.compared[0] = self._coefficients(self.state.solution)
+        self._tokens = tuple(int(point) for point in self.verify.grid)
+        self._contexts = _context_grid(self.max_batch)
         # All that is linear in the requests needs two grid points.
         self._requests = (1, self.max_batch) if self.max_batch > 1 else (1,)
         self._hosts = np.zeros(((self.k_max + 1) * len(self._requests), WIDTH))
@@ -222,7 +238,7 @@ class CostModel:
             fit.settle(block, gram)
         state.compared[0] = self._coefficients(state.solution)
         relative = self._note_errors(trusted)
-        self._bounded = None
+        self._settled = None
         state.filled = 0
         return relative
 
@@ -243,7 +259,7 @@ class CostModel:
         for part in (self.verify.fit, self.draft, self.other):
             part.doubt(KEEP_DOUBTED)
         self.state.logs_seen[:] = 0
-        self._bounded = None
+        self._settled = None
 
     def predict(
         self,
@@ -269,7 +285,8 @@ class CostModel:
                 )
             )
         )
-        coefficients = self._coefficients(self._now())
+        last = self.state.solution
+        coefficients = self._coefficients(Solution(self._forward_now(), last.draft, last.other))
         draft_s, verify_s, other_s, _ = phases(coefficients[interval] * rows)[0].tolist()
         return StepSeconds(draft_s, verify_s, other_s)
 
@@ -279,13 +296,8 @@ class CostModel:
         The empirical quantiles of recent prequential errors, corrected for their number (split conformal).
         Before there are `ENOUGH` what a prior says whose level is known, else (0, inf).
         """
-        low, high = self._bounds()[self.verify.interval(np.array([target_tokens]))[0]].tolist()
+        low, high = self._as_settled().bounds[self.verify.interval(np.array([target_tokens]))[0]].tolist()
         return low, high
-
-    def half_intervals(self) -> Row:
-        """Half the width of `bounds` at each point of the grid; empty before anything is known of it."""
-        low, high = self._bounds()[self.verify.interval(self.verify.grid)].T
-        return tuple((0.5 * (high - low)).tolist()) if np.isfinite(high).all() else ()
 
     def compile(self, prefill_tokens: float) -> StepCost:
         """The tables for a planner; `prefill_tokens`: the usual number in a step that carries prefill.
@@ -293,37 +305,34 @@ class CostModel:
         The forward counts all that was seen. Drafting and the rest are as of the last settling: they do not
         depend on where the batch has just moved, and solving for them would take half of the time.
         """
-        solution = self._now()
-        curve = self.verify.curve_s(solution.curve)
-        per_context, per_request, per_prefill, any_prefill = self.verify.terms_s(solution.curve)
-        contexts = _context_grid(self.max_batch)
+        fitted = self._forward_now()
+        curve = self.verify.curve_s(fitted)
+        per_context, per_request, per_prefill, any_prefill = self.verify.terms_s(fitted)
+        contexts, settled = self._contexts, self._as_settled()
         prefills = (0, max(round(prefill_tokens), 1)) if prefill_tokens > 0.0 else (0,)
         extra = per_context * np.array(contexts, np.float64)
         planes = [
             np.maximum(curve + (extra + per_prefill * n + (any_prefill if n else 0.0))[:, None], 0.05 * curve)
             for n in prefills
         ]
-        requests, rows = self._requests, self._hosts
-        draft_s = predictions(solution.draft, rows[:, DRAFT]).reshape(-1, len(requests))
-        other_s = predictions(solution.other, rows[: len(requests), OTHER])
         return StepCost(
-            tokens_grid=tuple(int(point) for point in self.verify.grid),
+            tokens_grid=self._tokens,
             context_grid_tokens=contexts,
             prefill_grid_tokens=prefills,
             verify_s=tuple(tuple(map(tuple, plane.tolist())) for plane in planes),
-            requests_grid=requests,
-            draft_s=tuple(map(tuple, draft_s.tolist())),
+            requests_grid=self._requests,
+            draft_s=settled.draft_s,
             # What a request costs in the forward whatever its draft is no matter of tokens: it goes here.
-            other_s=tuple((other_s + per_request * np.array(requests)).tolist()),
+            other_s=tuple((settled.other_s + per_request * np.array(self._requests)).tolist()),
             relative_error=self.relative_error,
             first_after_switch_s=max(self.first_after_switch_s, 0.0),
-            half_interval=self.half_intervals(),
+            half_interval=settled.half_interval,
         )
 
     def restore(self, state: CostState) -> None:
         """Continue from a snapshot of an engine of the same size."""
         self.state = state
-        self._bounded = None
+        self._settled = None
         self.verify.fit.state, self.draft.state, self.other.state = state.verify, state.draft, state.other
 
     def _expect(self, prior: CostPrior) -> None:
@@ -351,17 +360,24 @@ class CostModel:
         curve.scale_s = max(verify_s, 1e-6) / shape
         self.state.compared[0] = self._coefficients(self.state.solution)
 
+    def _as_settled(self) -> Settled:
+        if self._settled is None:
+            bounds, solution, rows = self._bounds(), self.state.solution, self._hosts
+            low, high = bounds[self.verify.interval(self.verify.grid)].T
+            half = tuple((0.5 * (high - low)).tolist()) if np.isfinite(high).all() else ()
+            number = len(self._requests)
+            draft_s = predictions(solution.draft, rows[:, DRAFT]).reshape(-1, number)
+            other_s = predictions(solution.other, rows[:number, OTHER])
+            self._settled = Settled(bounds, half, tuple(map(tuple, draft_s.tolist())), other_s)
+        return self._settled
+
     def _bounds(self) -> Array:
         """Low and high by interval."""
-        if self._bounded is None:
-            state = self.state
-            kept = np.minimum(state.logs_seen, RECENT).tolist()
-            found = [state.logs[interval, :number] for interval, number in enumerate(kept)]
-            shared = self._quantiles(np.concatenate(found))
-            self._bounded = np.array(
-                [self._quantiles(logs) if len(logs) >= ENOUGH else shared for logs in found]
-            )
-        return self._bounded
+        state = self.state
+        kept = np.minimum(state.logs_seen, RECENT).tolist()
+        found = [state.logs[interval, :number] for interval, number in enumerate(kept)]
+        shared = self._quantiles(np.concatenate(found))
+        return np.array([self._quantiles(logs) if len(logs) >= ENOUGH else shared for logs in found])
 
     def _quantiles(self, logs: Array) -> tuple[float, float]:
         if len(logs) < ENOUGH:
@@ -410,11 +426,10 @@ class CostModel:
             Rows(nowhere, rows[:, OTHER], predicted[:, 2], actual[:, 2]),
         )
 
-    def _now(self) -> Solution:
-        """The solution of the last settling, with what the present block says about the forward."""
-        last = self.state.solution
+    def _forward_now(self) -> Curve:
+        """The forward as of the last settling, with what the present block says about it."""
         gram = self.verify.fit.gram(self._forward())
-        return Solution(self.verify.solved(gram, last.curve.scale_s), last.draft, last.other)
+        return self.verify.solved(gram, self.state.solution.curve.scale_s)
 
     def _solved(self, grams: Sequence[Array]) -> Solution:
         """What fits best."""

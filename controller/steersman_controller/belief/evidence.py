@@ -115,13 +115,17 @@ class Evidence:
 
     def by_context(self) -> Positions:
         """By segment, context bucket and position."""
-        return Positions(*_from_marks(self.state.by_context / self._gains()[:, None, None]))
+        return Positions(*self._by_position(self.state.by_context))
 
     def by_k(self) -> tuple[Array, Positions]:
         """By segment, commanded K and position: how often it was offered, and what came of it."""
-        # All of it, and always the same shape: a product is faster than sums from behind, and as exact.
-        offered, reached, accepted = (self.state.by_k / self._gains()[:, None, None]) @ self._at_or_behind
+        offered, reached, accepted = self._by_position(self.state.by_k)
         return offered, Positions(reached, accepted)
+
+    def _by_position(self, marks: Array) -> Array:
+        """True values by position: those whose mark lies there or behind."""
+        # All of it, and always the same shape: a product is faster than sums from behind, and as exact.
+        return np.asarray((marks / self._gains()[:, None, None]) @ self._at_or_behind)
 
     def _gains(self) -> Array:
         return np.asarray(gain(KEEP_ASKED, self.state.asked_steps) * gain(KEEP_IDLE, self.state.idle_steps))
@@ -138,8 +142,3 @@ class Evidence:
         idle_steps = state.idle_steps + (live & ~asked).cumsum(axis=0)
         state.asked_steps, state.idle_steps = asked_steps[-1], idle_steps[-1]
         return np.asarray(gain(KEEP_ASKED, asked_steps) * gain(KEEP_IDLE, idle_steps))
-
-
-def _from_marks(marks: Array) -> Array:
-    """How many reach positions 1, 2, ...: those whose mark lies there or behind."""
-    return marks[..., :0:-1].cumsum(axis=-1)[..., ::-1]

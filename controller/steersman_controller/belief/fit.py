@@ -92,7 +92,9 @@ class Fit:
         limit = max(0.1, 3.0 * float(state.spread[0] / state.spread[1]))
         bound = np.where(known, limit, np.inf)
         relative = np.minimum(np.maximum(block.results / base - 1.0, -bound), bound) + 1.0
-        rows = np.column_stack([block.rows / base[:, None], relative])
+        rows = np.empty((len(base), gram.shape[1]))
+        np.divide(block.rows, base[:, None], out=rows[:, :-1])
+        rows[:, -1] = relative
         for cell, which in by_cell(block.cells, len(gram)):
             mine = rows[which]
             weighted = mine * fades(KEEP, len(mine))[:, None]
@@ -142,14 +144,19 @@ def solve_non_negative(normal: Array, wanted: Array, constrained: Sequence[int])
     clearly positive or noise.
     """
     solution = _solved(normal, wanted)
-    free = np.ones(len(wanted), dtype=np.bool_)
+    held: list[int] = []
     for _ in constrained:
         negative = [i for i in constrained if solution[i] < 0.0]
         if not negative:
             break
-        free[negative] = False
-        solution = np.zeros(len(wanted))
-        solution[free] = _solved(normal[free][:, free], wanted[free])
+        # An equation x = 0 for each of them: cheaper than to take the others out.
+        normal, wanted = normal.copy(), wanted.copy()
+        for i in negative:
+            normal[i], normal[:, i], wanted[i] = 0.0, 0.0, 0.0
+            normal[i, i] = 1.0
+        held += negative
+        solution = _solved(normal, wanted)
+        solution[held] = 0.0
     return solution
 
 

@@ -40,6 +40,9 @@ BATCH_STEPS = 64
 
 KEEP_BATCH = 0.98
 FEWEST_BATCHES = 10
+ENOUGH_BATCHES = (1.0 - KEEP_BATCH**FEWEST_BATCHES) / (1.0 - KEEP_BATCH) - 1e-9
+"""The faded number of the first so many batches."""
+
 ERRORS = 3.0
 
 STATE, CONFIDENCE = range(len(SIGNALS))
@@ -129,11 +132,12 @@ class Signals:
 
     def beliefs(self) -> dict[int, dict[Signal, SignalBelief]]:
         """By segment, the signals that pay there."""
-        mean, error = self.gains()
-        # The faded number of the first so many batches.
-        enough = (1.0 - KEEP_BATCH**FEWEST_BATCHES) / (1.0 - KEEP_BATCH) - 1e-9
-        pays = (self.state.batches[0] >= enough) & (mean > ERRORS * error)
         found: dict[int, dict[Signal, SignalBelief]] = {}
+        enough = self.state.batches[0] >= ENOUGH_BATCHES
+        if not enough.any():
+            return found
+        mean, error = self.gains()
+        pays = enough & (mean > ERRORS * error)
         if not pays.any():
             return found
         by_bin = survivals(self.state.drafts)
@@ -153,11 +157,14 @@ class Signals:
         Given are those of what was verified; where nothing was trimmed they are what is returned.
         """
         drafts = self.state.drafts
-        offered, verified, _ = drafts.sum(axis=3)
-        trimmed = (offered - verified).sum(axis=2)
-        cut = np.flatnonzero(trimmed.sum(axis=0) > 1e-9 * offered.sum(axis=(0, 2)))
+        missing = drafts[OFFERED] - drafts[VERIFIED]
+        trimmed, all_offered = (
+            found.reshape(*missing.shape[:2], -1).sum(axis=2) for found in (missing, drafts[OFFERED])
+        )
+        cut = np.flatnonzero(trimmed.sum(axis=0) > 1e-9 * all_offered.sum(axis=0))
         if not len(cut):
             return acceptance, drafted_share
+        offered, verified, _ = drafts.sum(axis=3)
         acceptance, drafted_share = acceptance.copy(), drafted_share.copy()
         by_bin = survivals(drafts)
         for row in cut.tolist():
