@@ -1,5 +1,6 @@
 """`steersman bench belief`: what learning and planning cost, from the socket to the next plan."""
 
+import gc
 import random
 import statistics
 import sys
@@ -95,6 +96,7 @@ def _learn(known: list[Any], reports: int, progress: Callable[[str], None]) -> d
     blocks = reports // per_plan
     for block in range(blocks):
         if block == int(blocks * WARM_FRACTION):
+            gc.collect()  # what was garbage before is not freed on our account
             warm_bytes, warm_objects = resident_bytes(), sys.getallocatedblocks()
             blocks_us, plans_ms = array("d"), array("d")
         if block % max(1, blocks // 10) == 0:
@@ -111,6 +113,7 @@ def _learn(known: list[Any], reports: int, progress: Callable[[str], None]) -> d
         plans_ms.append((planned_ns - folded_ns) / 1e6)
     if controller.counters["planner_errors"] + controller.counters["plans_unfit"]:
         raise RuntimeError("bench belief: a plan failed")
+    gc.collect()
     growth_bytes = resident_bytes() - warm_bytes
     object_growth = sys.getallocatedblocks() - warm_objects
     return {
