@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from steersman_controller.belief.accuracy import Accuracy
 from steersman_controller.belief.belief import Belief
-from steersman_controller.belief.cost import CostModel
 from steersman_policies.messages import Group
 from steersman_policies.view import SegmentBelief
 
@@ -208,20 +208,20 @@ def test_intervals_of_step_cost_hold_while_the_load_wanders(kind: str) -> None:
 def test_intervals_that_take_errors_for_normal_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mean and deviation alone promise too little where steps are of two kinds."""
 
-    def normal(self: CostModel, logs: np.ndarray) -> tuple[float, float]:
+    def normal(self: Accuracy, logs: np.ndarray) -> tuple[float, float]:
         if len(logs) < 40:
             return 0.0, math.inf
         middle, half = float(logs.mean()), 1.645 * float(logs.std())
         return math.exp(middle - half), math.exp(middle + half)
 
-    monkeypatch.setattr(CostModel, "_quantiles", normal)
+    monkeypatch.setattr(Accuracy, "quantiles", normal)
     assert wandering_coverage("two kinds", steps=1500) > 0.94
 
 
 def test_intervals_from_errors_after_learning_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of each error, as if the step had been known already, is too little."""
-    quantiles = CostModel._quantiles
-    monkeypatch.setattr(CostModel, "_quantiles", lambda self, logs: quantiles(self, 0.5 * logs))
+    quantiles = Accuracy.quantiles
+    monkeypatch.setattr(Accuracy, "quantiles", lambda self, logs: quantiles(self, 0.5 * logs))
     assert wandering_coverage("bursts", steps=1500) < 0.8
 
 
@@ -239,7 +239,7 @@ def test_intervals_that_blame_each_position_for_the_whole_are_caught(
 ) -> None:
     """The bursts of whole proposals put on each of their positions make intervals too wide."""
     monkeypatch.setattr(
-        "steersman_controller.belief.acceptance._burstiness",
+        "steersman_controller.belief.acceptance.burstiness_of",
         lambda by_context, burstiness: burstiness[:, None],
     )
     assert acceptance_coverage("bursts", runs=3, k=4, requests=16) > 0.94
@@ -247,5 +247,7 @@ def test_intervals_that_blame_each_position_for_the_whole_are_caught(
 
 def test_intervals_that_forget_how_much_was_forgotten_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """With faded counts taken for numbers of drafts, intervals are too wide where drafts are independent."""
-    monkeypatch.setattr("steersman_controller.belief.acceptance._worth", lambda sums: np.ones(sums.shape[1]))
+    monkeypatch.setattr(
+        "steersman_controller.belief.acceptance.worth_of", lambda sums: np.ones(sums.shape[1])
+    )
     assert acceptance_coverage("two kinds", runs=3) > 0.93

@@ -28,27 +28,32 @@ from steersman_controller.belief.estimate import PRIOR, Estimate
 from steersman_controller.belief.evidence import (
     ASKED,
     DRAFTED,
-    DRAFTED_TWICE,
     INVALID,
     KEEP_ASKED,
     Evidence,
     EvidenceState,
     Positions,
 )
-from steersman_controller.belief.prior import GUESSED_DRAFTS, Prior
+from steersman_controller.belief.prior import Prior
+from steersman_controller.belief.shrinkage import (
+    STRENGTH_CONTEXT,
+    STRENGTH_ENGINE,
+    apart_by_k,
+    burstiness_of,
+    drafted_shares,
+    engine_means,
+    expected_coverage,
+    expected_of,
+    interval,
+    means,
+    refined,
+    worth_of,
+)
 from steersman_controller.belief.signals import Signals, SignalsState
-from steersman_policies.units import MAX_SEGMENTS, UNKNOWN_SEGMENT
+from steersman_policies.units import MAX_SEGMENTS
 from steersman_policies.view import SegmentBelief
 
 KEEP_DOUBTED = 1.0 / 64.0
-
-STRENGTH_ENGINE = 2.0
-"""Segments differ a lot within one engine, so the engine's mean says little about a new one."""
-
-STRENGTH_SEGMENT = 4.0
-STRENGTH_CONTEXT = 30.0
-
-NORMAL_Q95 = 1.645
 
 
 class AcceptanceState(Struct):
@@ -185,21 +190,21 @@ class Acceptance:
         by_context = self.evidence.by_context()
         whole = Positions(by_context.reached.sum(axis=1), by_context.accepted.sum(axis=1))
         offered, by_k = self.evidence.by_k()
-        engine, coverage = _engine(whole, sums, fleet)
-        expected = None if self.prior is None else _expected(self.prior, rows, self.k_max)
-        mean, weight = _means(by_context, whole, presence, engine, expected)
+        engine, coverage = engine_means(whole, sums, fleet)
+        expected = None if self.prior is None else expected_of(self.prior, rows, self.k_max)
+        mean, weight = means(by_context, whole, presence, engine, expected)
         leaning = (
             np.full(MAX_SEGMENTS, coverage.mean),
             np.full(MAX_SEGMENTS, min(coverage.weight, STRENGTH_ENGINE)),
         )
         if self.prior is not None:
-            leaning = _expected_coverage(self.prior, rows, leaning, sums[ASKED])
-        share = _refined(*leaning, sums[DRAFTED], sums[ASKED])[0]
-        mean, drafted_share = self.signals.untrimmed(mean, _drafted_share(offered))
+            leaning = expected_coverage(self.prior, rows, leaning, sums[ASKED])
+        share = refined(*leaning, sums[DRAFTED], sums[ASKED])[0]
+        mean, drafted_share = self.signals.untrimmed(mean, drafted_shares(offered))
         by_signal = self.signals.beliefs()
-        worth = _worth(sums)
-        low, high = _interval(mean, weight, worth[:, None] / _burstiness(whole, burstiness))
-        apart = _apart(by_k, mean, worth / burstiness)
+        worth = worth_of(sums)
+        low, high = interval(mean, weight, worth[:, None] / burstiness_of(whole, burstiness))
+        apart = apart_by_k(by_k, mean, worth / burstiness)
         # Asking in vain is evidence too: what is hardly ever drafted is known to be so.
         known = np.maximum(sums[DRAFTED], sums[ASKED] / 4.0)
         invalid = sums[INVALID] / np.maximum(sums[ASKED] + sums[INVALID], 1e-9)
@@ -221,154 +226,6 @@ class Acceptance:
             )
             for name, row in rows.items()
         )
-
-
-EQUAL_AT_MOST = 17.0
-"""Squared deviations, in units of their usual square, at which K are kept apart, and `PER_FREEDOM` more
-for each K beyond the first: a chance of about 1 in 100,000."""
-
-PER_FREEDOM = 3.0
-
-KNOWN_REACHED = 60.0
-"""Verifications that reached position 1 under a K before it can be told apart."""
-
-
-def _engine(whole: Positions, sums: Array, fleet: Estimate) -> tuple[Estimate, Estimate]:
-    """Acceptance and coverage of everything this engine drafted, leaning on the fleet."""
-    acceptance = fleet.refined(float(whole.accepted.sum()), float(whole.reached.sum()), PRIOR.weight)
-    coverage = PRIOR.refined(float(sums[DRAFTED].sum()), float(sums[ASKED].sum()), PRIOR.weight)
-    return acceptance, coverage
-
-
-def _refined(
-    mean: Array | float, weight: Array | float, successes: Array, trials: Array
-) -> tuple[Array, Array]:
-    """`Estimate.refined` for arrays; `weight` is already limited."""
-    total = weight + trials
-    return np.minimum((weight * mean + successes) / total, 1.0), total
-
-
-def _expected(prior: Prior, rows: Mapping[str, int], k_max: int) -> Positions:
-    """What a prior counts for, by row and position: drafts that it has not seen, but believes in."""
-    reached, accepted = np.zeros((MAX_SEGMENTS, k_max)), np.zeros((MAX_SEGMENTS, k_max))
-    for name, row in rows.items():
-        shares = prior.acceptance.get(name) or prior.acceptance.get(UNKNOWN_SEGMENT)
-        if shares is None:
-            continue
-        drafts = prior.drafts if name in prior.acceptance else min(prior.drafts, GUESSED_DRAFTS)
-        mean = np.array(shares[:k_max])
-        reached[row, : len(mean)] = drafts * np.cumprod(np.append(1.0, mean[:-1]))
-        accepted[row, : len(mean)] = mean * reached[row, : len(mean)]
-    return Positions(reached, accepted)
-
-
-def _expected_coverage(
-    prior: Prior, rows: Mapping[str, int], leaning: tuple[Array, Array], asked: Array
-) -> tuple[Array, Array]:
-    """Coverage to lean on, by row, and its weight: a prior's where it has one."""
-    mean, weight = leaning
-    for name, row in rows.items():
-        share = prior.coverage.get(name, prior.coverage.get(UNKNOWN_SEGMENT))
-        if share is not None:
-            mean[row], weight[row] = share, _stepping_aside(np.array(prior.drafts), asked[row])
-    return mean, weight
-
-
-def _stepping_aside(drafts: Array, seen: Array) -> Array:
-    """What is left of a prior's weight beside that of what was seen: half of it beside as much."""
-    return np.asarray(drafts**2 / np.maximum(drafts + seen, 1e-300))
-
-
-def _means(
-    by_context: Positions,
-    whole: Positions,
-    presence: Array,
-    engine: Estimate,
-    expected: Positions | None = None,
-) -> tuple[Array, Array]:
-    """Acceptance by segment and position over the contexts that are present, and the weight behind it;
-    `whole`: `by_context` over all of them."""
-    reached, accepted = whole
-    if expected is not None:
-        left = _stepping_aside(expected.reached, reached) / np.maximum(expected.reached, 1e-300)
-        reached, accepted = reached + left * expected.reached, accepted + left * expected.accepted
-    pooled, weight = _refined(
-        engine.mean, min(engine.weight, STRENGTH_ENGINE), accepted.sum(axis=1), reached.sum(axis=1)
-    )
-    strength = np.minimum(weight, STRENGTH_SEGMENT)[:, None]
-    segment, weight = _refined(pooled[:, None], strength, accepted, reached)
-    strength = np.minimum(weight, STRENGTH_CONTEXT)[:, None]
-    here, _ = _refined(segment[:, None], strength, by_context.accepted, by_context.reached)
-    total = presence.sum(axis=1, keepdims=True)
-    present = presence / np.maximum(total, 1e-300)
-    mean = (here * present[:, :, None]).sum(axis=1)
-    return np.minimum(np.where(total > 0.0, mean, segment), 1.0), weight
-
-
-def _worth(sums: Array) -> Array:
-    """How many independent drafts one of the faded ones is worth: W^2 / sum w^2 by its weight W."""
-    twice = sums[DRAFTED_TWICE]
-    return np.where(twice > 0.0, sums[DRAFTED] / np.maximum(twice, 1e-300), 1.0)
-
-
-def _burstiness(whole: Positions, burstiness: Array) -> Array:
-    """Variance against that of independent drafts by segment and position, given that of whole proposals.
-
-    What all positions have in common, an easy spell, adds up over a proposal: with n_j verifications of
-    variance v_j and a common level of variance t, the sum varies by N + t N^2, N = sum n_j v_j, and position
-    j by n_j v_j + t (n_j v_j)^2. So its excess is the part n_j v_j / N of that of the whole.
-    """
-    reached, accepted = whole
-    mean = (accepted + 0.5) / (reached + 1.0)
-    variance = reached * mean * (1.0 - mean)
-    part = variance / np.maximum(variance.sum(axis=1, keepdims=True), 1e-300)
-    return np.asarray(1.0 + (burstiness[:, None] - 1.0) * part)
-
-
-def _interval(mean: Array, weight: Array, worth: Array) -> tuple[Array, Array]:
-    """The 90 % interval (normal approximation of the Beta posterior)."""
-    half = NORMAL_Q95 * np.sqrt(mean * (1.0 - mean) / (weight * worth + 1.0))
-    return np.maximum(mean - half, 0.0), np.minimum(mean + half, 1.0)
-
-
-def _drafted_share(offered: Array) -> Array:
-    """P(position j is offered | a draft, K >= j): never rises with j; 1 at first, the last known after."""
-    drafted = offered[:, :, :1].sum(axis=2).T
-    could = 1.0 + drafted[::-1].cumsum(axis=0)[::-1][1:]
-    did = offered.sum(axis=1).T
-    shares = np.empty_like(did)
-    above: Array = np.ones(MAX_SEGMENTS)
-    for j in range(len(shares)):
-        above = shares[j] = np.minimum(above, (above + did[j]) / could[j])
-    return np.asarray(shares.T)
-
-
-def _apart(by_k: Positions, mean: Array, worth: Array) -> dict[int, dict[int, tuple[float, ...]]]:
-    """Acceptance by commanded K of the segments in which it differs from K to K, by row."""
-    known = np.asarray((by_k.reached[:, :, :1] >= KNOWN_REACHED).any(axis=2))
-    number = known.sum(axis=1)
-    if number.max() <= 1:
-        return {}
-    reached, accepted = by_k.reached * known[:, :, None], by_k.accepted * known[:, :, None]
-    common = (accepted.sum(axis=1) + 1.0) / (reached.sum(axis=1) + 2.0)
-    # Bursts make the first position differ most; every K is compared over the positions that all share.
-    shared = (np.arange(reached.shape[2]) < known.argmax(axis=1)[:, None]).astype(np.float64)
-    expected = common * shared
-    surplus = _along(accepted, shared) - _along(reached, expected)
-    variance = _along(reached, expected * (1.0 - common)) / worth[:, None]
-    square = (surplus**2 / np.maximum(variance, 1e-9)).sum(axis=1)
-    differ = (number > 1) & (square > EQUAL_AT_MOST + PER_FREEDOM * (number - 1))
-    out: dict[int, dict[int, tuple[float, ...]]] = {}
-    for row in differ.nonzero()[0].tolist():
-        ks = known[row].nonzero()[0]
-        table = (accepted[row, ks] + STRENGTH_CONTEXT * mean[row]) / (reached[row, ks] + STRENGTH_CONTEXT)
-        out[row] = {k: tuple(line) for k, line in zip(ks.tolist(), table.tolist(), strict=True)}
-    return out
-
-
-def _along(table: Array, weights: Array) -> Array:
-    """Sums over positions by segment and K; `weights`: by segment and position."""
-    return (table @ weights[:, :, None])[:, :, 0]
 
 
 def _standardised(difference: Array, variance: Array) -> Array:

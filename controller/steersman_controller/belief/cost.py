@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from steersman_controller.belief.arrays import BLOCK_STEPS, Array, Counts, Mask, by_cell, fades
+from steersman_controller.belief.accuracy import Accuracy, AccuracyState
+from steersman_controller.belief.arrays import BLOCK_STEPS, Array, Counts, Mask
 from steersman_controller.belief.columns import Columns
 from steersman_controller.belief.fit import TRUSTED_ROWS, FitState, Line, Rows, predictions
 from steersman_controller.belief.prior import CostPrior
@@ -27,15 +28,6 @@ from steersman_controller.belief.steps import (
 from steersman_controller.belief.verify import ASSUMED_S, UNITS, Curve, VerifyCost
 from steersman_policies.messages import CONTEXT_EDGES_TOKENS, Hello
 from steersman_policies.view import Row, StepCost
-
-KEEP_ERROR = 0.95
-"""Kept of the running errors at each step."""
-
-RECENT = 256
-"""Steps by interval whose errors make the bounds of a prediction."""
-
-ENOUGH = 40
-"""Steps in an interval before it has bounds of its own; the others share theirs."""
 
 KEEP_DOUBTED = 1.0 / 32.0
 
@@ -70,11 +62,7 @@ class CostState(Struct):
     predicted: Array
     """By phase."""
     actual: Array
-    errors: Array
-    """By phase: faded sums of |predicted - actual| and of actual."""
-    logs: Array
-    """By interval: log(actual / predicted) of the last `RECENT` steps, as a ring."""
-    logs_seen: Counts
+    accuracy: AccuracyState
     filled: int = 0
     """Steps in the block."""
     steps: int = 0
@@ -115,6 +103,7 @@ class CostModel:
             self._expect(prior)
             curve.scale_s = self.verify.assumed_s if prior.is_level_known else 0.0
         intervals = self.verify.intervals
+        self.accuracy = Accuracy(intervals, prior)
         self.state = CostState(
             verify=self.verify.fit.state,
             draft=self.draft.state,
@@ -125,9 +114,7 @@ class CostModel:
             rows=np.zeros((BLOCK_STEPS, WIDTH)),
             predicted=np.zeros((BLOCK_STEPS, len(PHASES))),
             actual=np.zeros((BLOCK_STEPS, len(PHASES))),
-            errors=np.zeros((len(PHASES), 2)),
-            logs=np.zeros((intervals, RECENT)),
-            logs_seen=np.zeros(intervals, np.int64),
+            accuracy=self.accuracy.state,
         )
         self.state.compared[0] = self._coefficients(self.state.solution)
         self._tokens = tuple(int(point) for point in self.verify.grid)
@@ -159,22 +146,17 @@ class CostModel:
     def relative_error(self) -> float:
         """Typical |predicted - actual| / actual of recent steps; before there is any evidence that of a prior
         whose level is known, else 1.0."""
-        wrong, total = self.state.errors[-1].tolist()
-        if self.prior is not None and self.prior.is_level_known and total == 0.0:
-            return self.prior.relative_error
-        return _relative(wrong, total)
+        return self.accuracy.relative_error
 
     def errors(self) -> dict[Phase, PredictionError]:
         """Predicted against actual, by phase; the means as of the last settling."""
         state, last = self.state, self.state.filled - 1
-        out: dict[Phase, PredictionError] = {}
-        for index, (phase, (wrong, total)) in enumerate(zip(PHASES, state.errors.tolist(), strict=True)):
-            out[phase] = PredictionError(
-                float(state.predicted[last, index]),
-                float(state.actual[last, index]),
-                _relative(wrong, total),
+        return {
+            phase: PredictionError(
+                float(state.predicted[last, index]), float(state.actual[last, index]), relative
             )
-        return out
+            for index, (phase, relative) in enumerate(zip(PHASES, self.accuracy.relative(), strict=True))
+        }
 
     def look(self, chunk: Columns) -> Sight:
         """What was expected of the steps of a chunk. Changes nothing but the very first scale."""
@@ -237,7 +219,9 @@ class CostModel:
         for fit, block, gram in zip(fits, blocks, grams, strict=True):
             fit.settle(block, gram)
         state.compared[0] = self._coefficients(state.solution)
-        relative = self._note_errors(trusted)
+        first = int(state.steps == state.filled)  # nobody can predict the very first step
+        now = slice(first, state.filled)
+        relative = self.accuracy.add(state.interval[now], state.predicted[now], state.actual[now], trusted)
         self._settled = None
         state.filled = 0
         return relative
@@ -258,7 +242,7 @@ class CostModel:
         """Forget most of what was learned before the present block: steps have changed."""
         for part in (self.verify.fit, self.draft, self.other):
             part.doubt(KEEP_DOUBTED)
-        self.state.logs_seen[:] = 0
+        self.accuracy.doubt()
         self._settled = None
 
     def predict(
@@ -291,11 +275,7 @@ class CostModel:
         return StepSeconds(draft_s, verify_s, other_s)
 
     def bounds(self, target_tokens: float) -> tuple[float, float]:
-        """By what factors of its prediction a step of so many tokens may last: its 90 % interval.
-
-        The empirical quantiles of recent prequential errors, corrected for their number (split conformal).
-        Before there are `ENOUGH` what a prior says whose level is known, else (0, inf).
-        """
+        """By what factors of its prediction a step of so many tokens may last: its 90 % interval."""
         low, high = self._as_settled().bounds[self.verify.interval(np.array([target_tokens]))[0]].tolist()
         return low, high
 
@@ -334,6 +314,7 @@ class CostModel:
         self.state = state
         self._settled = None
         self.verify.fit.state, self.draft.state, self.other.state = state.verify, state.draft, state.other
+        self.accuracy.state = state.accuracy
 
     def _expect(self, prior: CostPrior) -> None:
         """Lean on what a prior says of drafting and of the rest of a step."""
@@ -362,7 +343,7 @@ class CostModel:
 
     def _as_settled(self) -> Settled:
         if self._settled is None:
-            bounds, solution, rows = self._bounds(), self.state.solution, self._hosts
+            bounds, solution, rows = self.accuracy.bounds(), self.state.solution, self._hosts
             low, high = bounds[self.verify.interval(self.verify.grid)].T
             half = tuple((0.5 * (high - low)).tolist()) if np.isfinite(high).all() else ()
             number = len(self._requests)
@@ -370,24 +351,6 @@ class CostModel:
             other_s = predictions(solution.other, rows[:number, OTHER])
             self._settled = Settled(bounds, half, tuple(map(tuple, draft_s.tolist())), other_s)
         return self._settled
-
-    def _bounds(self) -> Array:
-        """Low and high by interval."""
-        state = self.state
-        kept = np.minimum(state.logs_seen, RECENT).tolist()
-        found = [state.logs[interval, :number] for interval, number in enumerate(kept)]
-        shared = self._quantiles(np.concatenate(found))
-        return np.array([self._quantiles(logs) if len(logs) >= ENOUGH else shared for logs in found])
-
-    def _quantiles(self, logs: Array) -> tuple[float, float]:
-        if len(logs) < ENOUGH:
-            prior = self.prior
-            known = prior is not None and prior.is_level_known and len(prior.interval) == 2
-            return (prior.interval[0], prior.interval[1]) if prior is not None and known else (0.0, np.inf)
-        # The k-th smallest of n lies below the next one with probability k / (n + 1).
-        at = 0.05 * (len(logs) + 1) - 1.0
-        low, high = np.interp((at, len(logs) - 1.0 - at), np.arange(len(logs)), np.sort(logs))
-        return float(np.exp(low)), float(np.exp(high))
 
     def _rows(
         self,
@@ -446,29 +409,6 @@ class CostModel:
         out[:, VERIFY] = self.verify.coefficients(solution.curve)
         out[:, DRAFT], out[:, OTHER] = solution.draft, solution.other
         return out
-
-    def _note_errors(self, trusted: Mask) -> Array:
-        state = self.state
-        first = int(state.steps == state.filled)  # nobody can predict the very first step
-        now = slice(first, state.filled)
-        predicted, actual = state.predicted[now], state.actual[now]
-        wrong, number = np.abs(predicted - actual), len(actual)
-        if number:
-            weight = fades(KEEP_ERROR, number)[:, None]
-            state.errors *= KEEP_ERROR**number
-            state.errors += np.stack([(wrong * weight).sum(axis=0), (actual * weight).sum(axis=0)], axis=1)
-        logs = log_ratio(actual[:, 3], predicted[:, 3])
-        # What a prediction with hardly any step behind it was wrong by says nothing about the next ones.
-        tells = trusted[state.interval[now]].nonzero()[0]
-        for interval, which in by_cell(state.interval[now][tells], len(state.logs)):
-            at = (state.logs_seen[interval] + np.arange(len(which))) % RECENT
-            state.logs[interval, at] = logs[tells[which]]
-            state.logs_seen[interval] += len(which)
-        return np.asarray(wrong / np.maximum(actual, 1e-9))
-
-
-def _relative(wrong: float, total: float) -> float:
-    return min(wrong / total, 1.0) if total > 0.0 else 1.0
 
 
 def _context_grid(max_batch: int) -> tuple[int, ...]:

@@ -8,9 +8,9 @@ had at the beginning. So a shift towards traffic that is hard to draft for is no
 import numpy as np
 from msgspec import Struct
 
-from steersman_controller.belief.acceptance import STRENGTH_CONTEXT
 from steersman_controller.belief.arrays import Array, Counts, Mask
 from steersman_controller.belief.evidence import ASKED, DRAFTED, Evidence
+from steersman_controller.belief.shrinkage import STRENGTH_CONTEXT
 from steersman_policies.units import MAX_SEGMENTS
 
 REFERENCE_STEPS = 2048
