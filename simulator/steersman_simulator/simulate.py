@@ -66,7 +66,10 @@ class UndraftedAcceptance(Struct, frozen=True):
 class _Undrafted:
     def offer(self, k: int) -> int:
         if k:
-            raise ValueError("trace: no drafts in the fitted windows, so only K = 0 can be simulated")
+            raise ValueError(
+                "trace: no drafts in the fitted windows, so only K = 0 can be simulated; record with "
+                "`serve --steer`, or an engine that is launched with drafts"
+            )
         return 0
 
     def accept(self, drafted: int) -> int:

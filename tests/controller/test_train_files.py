@@ -294,6 +294,18 @@ def test_acceptance_and_json_reach_the_bundle(
     assert best["code"][0][0] == max(truth.KS)
 
 
+@pytest.mark.parametrize("drafted", [True, False])
+def test_evidence_without_drafts_is_called_so(
+    tmp_path: Path, train_verbs: Run, capsys: pytest.CaptureFixture[str], *, drafted: bool
+) -> None:
+    """Where K was never above 0, a best K of 0 is no finding, and the user is told."""
+    rows = [row for row in truth.rows(batches=(1, 4, 16)) if drafted or not row["num_draft_tokens"]]
+    steps = truth.write(tmp_path / "a.csv", rows)
+    assert train_verbs("train", "--step-times", steps, "--out", tmp_path / "b.zip", "--json") == 0
+    warning = json.loads(capsys.readouterr().out)["warning"]
+    assert warning is None if drafted else "no step with K > 0 in the evidence" in warning
+
+
 @pytest.mark.parametrize(
     ("rows", "line"),
     [

@@ -107,7 +107,7 @@ def card_lines(bundle: Bundle) -> list[str]:
     lines += [f"{name.replace('_', ' ')}: {percent(value)}" for name, value in manifest.figures.items()]
     lines += [_acceptance_line(manifest, segment) for segment in manifest.acceptance]
     if not manifest.acceptance:
-        lines.append("no acceptance was given: the best K is shown for assumed ones")
+        lines.append("no acceptance is known: the best K is shown for assumed ones")
     for index, card in enumerate(manifest.groups):
         lines += [
             "",

@@ -135,7 +135,18 @@ def _train(request: Request, progress: Progress) -> Trained:
     )
     if request.out is not None:
         write_whole(request.out, content)
-    return Trained(decode_bundle(content, "the new bundle"), prior, gathered.warning)
+    warnings = [gathered.warning, _never_drafted(gathered.groups)]
+    return Trained(decode_bundle(content, "the new bundle"), prior, "; ".join(filter(None, warnings)) or None)
+
+
+def _never_drafted(groups: Mapping[Group, Cells]) -> str | None:
+    names = ["/".join(group) or "the evidence" for group, cells in groups.items() if not cells.k.any()]
+    if not names:
+        return None
+    return (
+        f"no step with K > 0 in {', '.join(names)}: what drafts cost and bring is not known, so the best K "
+        "means nothing; record with `serve --steer`, or an engine that is launched with drafts"
+    )
 
 
 def _refuse_nonsense(request: Request) -> None:

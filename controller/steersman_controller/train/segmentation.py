@@ -39,7 +39,7 @@ def enough(outcomes: Outcomes) -> Outcomes:
     if len(outcomes) < LEAST_REQUESTS or not outcomes.reached.sum():
         raise ValueError(
             f"--segments: {len(outcomes)} requests with prompt statistics and decided drafts, "
-            f"at least {LEAST_REQUESTS} are needed"
+            f"at least {LEAST_REQUESTS} are needed; only an engine that drafts records any"
         )
     return outcomes
 
