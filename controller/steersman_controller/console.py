@@ -10,6 +10,16 @@ from steersman_controller.sidecar.push import Outcome
 MOST_PAIRS = 4
 """Shown to people of segments that could be one."""
 
+_REASONS = {
+    "pause": "a pause, by its file or by an operator",
+    "lease": "its fallback table, since no lease held",
+    "launch": "its launch setting, since it has no plan",
+    "shadow": "its launch setting, since the plan is only watched",
+    "table": "the plan",
+    "dwell": "the plan, held for a while after a change",
+    "explore": "the plan, which tries another K now and then",
+}
+
 _WORDS = {"ack": "ACK", "nack": "NACK", "timeout": "no answer"}
 
 
@@ -90,6 +100,10 @@ def _engine_lines(engine: EngineStatus) -> Iterator[str]:
         yield f"  observe-only, follows no plan: {engine.about.observe_only}"
     if engine.refusal:
         yield f"  refused plan {engine.refused_plan_id}: {engine.refusal}"
+    if engine.reason:
+        age_s = engine.lease_age_s
+        leased = "none" if age_s is None else f"{age_s:.1f} s old, holds {engine.lease_s:g} s"
+        yield f"  lease {leased}; the last step's K came from: {_REASONS.get(engine.reason, engine.reason)}"
     if engine.proposal_length:
         yield f"  K in force: {listed(engine.proposal_length)}"
     if engine.would_be:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import segment_truth as truth
 
@@ -68,3 +69,32 @@ def test_segments_taken_for_different_by_chance_are_caught(
     """Without knowing what chance does, two equal segments are not named."""
     monkeypatch.setattr(request_spread, "SAME_ABOVE", 1.0)
     assert "could be one" not in told(served())
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("pause", "a pause, by its file"),
+        ("lease", "no lease held"),
+        ("table", "the plan\n"),
+        ("odd", "odd\n"),
+    ],
+)
+def test_why_k_is_what_it_is_is_said(
+    config: SidecarConfig,
+    hello: Hello,
+    step: Callable[..., StepReport],
+    sidecars: Make,
+    engines: Make,
+    reason: str,
+    words: str,
+) -> None:
+    """An engine that obeys a pause file drafts nothing, and its status says why."""
+    one, engine = sidecars(config), engines(config.telemetry)
+    engine.send(hello)
+    engine.send(msgspec.structs.replace(step(0, "chat"), reason=reason))
+    one.frames(2)
+    status = answer(one.sidecar, StatusRequest())
+    assert isinstance(status, Status)
+    (line,) = (line + "\n" for line in status_lines(status) if "lease" in line)
+    assert words in line
