@@ -83,7 +83,10 @@ def test_a_launch_that_cannot_be_steered_is_observed(launch: Launch, sidecar: St
     assert max(answer.drafted) == case.own_k
     (report,) = steersman.requests(1)
     assert report.output_tokens == answer.output_tokens
-    assert {report.reason for report in steersman.steps()} == {"shadow"}
+    # Whether a lease held or not in a step, it was the launch setting that counted.
+    reasons = {report.reason for report in steersman.steps()}
+    assert "shadow" in reasons
+    assert reasons <= {"shadow", "launch"}
 
 
 def test_strict_refuses_such_a_launch(launch: Launch) -> None:
