@@ -13,9 +13,10 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from steersman_controller.belief.estimate import PRIOR, Estimate
+from steersman_controller.belief.estimate import NORMAL_Q95, PRIOR, Estimate
 from steersman_controller.core import Controller
 from steersman_policies.messages import Fingerprint
+from steersman_policies.view import SegmentBelief
 
 Complaint: TypeAlias = Literal["acceptance", "cost"]
 
@@ -57,12 +58,16 @@ def examine(controllers: Mapping[str, Controller]) -> dict[str, Health]:
 def _examine_kind(kind: Mapping[str, Controller]) -> dict[str, Health]:
     sick: dict[str, tuple[Complaint, ...]] = dict.fromkeys(kind, ())
     if len(kind) >= FEWEST:
+        beliefs = {
+            name: {found.segment: found for found in controller.segments()}
+            for name, controller in kind.items()
+        }
         for name in kind:
-            others = [controller for other, controller in kind.items() if other != name]
+            others = [other for other in kind if other != name]
             complaints: list[Complaint] = []
-            if _accepts_less(kind[name], others):
+            if _accepts_less(beliefs[name], [beliefs[other] for other in others]):
                 complaints.append("acceptance")
-            if _is_slower(kind[name], others):
+            if _is_slower(kind[name], [kind[other] for other in others]):
                 complaints.append("cost")
             sick[name] = tuple(complaints)
     return {
@@ -84,12 +89,12 @@ def _common(peers: Sequence[Controller]) -> Estimate:
     return PRIOR.refined(accepted, reached, PRIOR.weight) if reached else PRIOR
 
 
-def _accepts_less(one: Controller, others: Sequence[Controller]) -> bool:
-    """Whether an engine accepts clearly less than the median of the others, over the segments they share."""
+def _accepts_less(one: Mapping[str, SegmentBelief], others: Sequence[Mapping[str, SegmentBelief]]) -> bool:
+    """Whether an engine accepts clearly less than the median of the others, over the segments they share;
+    what is believed of each, by segment."""
     differences, variances, weights = [], [], []
-    by_peer = [{found.segment: found for found in other.segments()} for other in others]
-    for mine in one.segments():
-        theirs = [found[mine.segment] for found in by_peer if mine.segment in found]
+    for segment, mine in one.items():
+        theirs = [found[segment] for found in others if segment in found]
         theirs = [found for found in theirs if found.weight >= KNOWN_WEIGHT]
         if mine.weight < KNOWN_WEIGHT or len(theirs) < FEWEST - 1 or not mine.acceptance:
             continue
@@ -97,7 +102,7 @@ def _accepts_less(one: Controller, others: Sequence[Controller]) -> bool:
         width = mine.acceptance_high[0] - mine.acceptance_low[0]
         widths = [found.acceptance_high[0] - found.acceptance_low[0] for found in theirs]
         differences.append(mine.acceptance[0] - usual)
-        variances.append((width**2 + statistics.fmean(widths) ** 2) / (2.0 * 1.645) ** 2)
+        variances.append((width**2 + statistics.fmean(widths) ** 2) / (2.0 * NORMAL_Q95) ** 2)
         weights.append(mine.weight)
     total = sum(weights)
     if not total:

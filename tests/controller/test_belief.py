@@ -1,14 +1,13 @@
 """The belief as a whole: a function of the sane reports, and of nothing else."""
 
-import importlib.util
 import math
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+import traffic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,12 +20,6 @@ from steersman_controller.events import ControllerConfig
 from steersman_policies.codec import fingerprint_digest
 from steersman_policies.messages import StepReport
 from steersman_policies.policy import load
-
-_spec = importlib.util.spec_from_file_location("traffic", Path(__file__).with_name("traffic.py"))
-assert _spec is not None
-assert _spec.loader is not None
-traffic = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(traffic)
 
 Fault = Callable[[StepReport], StepReport]
 

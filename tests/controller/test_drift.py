@@ -1,13 +1,12 @@
 """Change is noticed soon, and bursts are not taken for it."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
+import traffic
 
 from steersman_controller.belief.acceptance import Acceptance
 from steersman_controller.belief.arrays import Counts, block_steps
@@ -17,12 +16,6 @@ from steersman_controller.belief.decay import Decay
 from steersman_controller.belief.evidence import Evidence
 from steersman_controller.belief.watch import Watch
 from steersman_policies.view import SegmentBelief
-
-_spec = importlib.util.spec_from_file_location("traffic", Path(__file__).with_name("traffic.py"))
-assert _spec is not None
-assert _spec.loader is not None
-traffic = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(traffic)
 
 Matrix = npt.NDArray[np.float64]
 

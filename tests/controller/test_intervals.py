@@ -1,23 +1,16 @@
 """Estimates and intervals on streams that the model did not generate."""
 
-import importlib.util
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
+import traffic
 
 from steersman_controller.belief.accuracy import Accuracy
 from steersman_controller.belief.belief import Belief
 from steersman_policies.messages import Group
 from steersman_policies.view import SegmentBelief
-
-_spec = importlib.util.spec_from_file_location("traffic", Path(__file__).with_name("traffic.py"))
-assert _spec is not None
-assert _spec.loader is not None
-traffic = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(traffic)
 
 Chance = np.random.Generator
 PHI = 0.64

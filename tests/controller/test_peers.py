@@ -1,22 +1,14 @@
 """Engines side by side: they help each other, and the sick one is told apart."""
 
-import importlib.util
-from pathlib import Path
-
 import msgspec
 import numpy as np
 import pytest
+import traffic
 
 from steersman_controller.belief.estimate import PRIOR
 from steersman_controller.events import ControllerConfig, Received, Started
 from steersman_controller.fleet import Fleet
 from steersman_policies.messages import StepReport
-
-_spec = importlib.util.spec_from_file_location("traffic", Path(__file__).with_name("traffic.py"))
-assert _spec is not None
-assert _spec.loader is not None
-traffic = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(traffic)
 
 
 class Site:

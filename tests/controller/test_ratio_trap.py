@@ -4,20 +4,13 @@ Step seconds are those that SpecDecode-Bench published for Llama-3.1-8B with EAG
 recorded drafts leave 1.02x of 2.04x in the trap; independent ones have 1.87x to lose.
 """
 
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
+import traffic
 
 from steersman_controller.belief.belief import Belief
-
-_spec = importlib.util.spec_from_file_location("traffic", Path(__file__).with_name("traffic.py"))
-assert _spec is not None
-assert _spec.loader is not None
-traffic = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(traffic)
 
 BATCH = 8
 CONTEXT_TOKENS = 600 * BATCH

@@ -1,12 +1,10 @@
 """Requests that differ beyond chance are seen to, whatever K they lived under."""
 
-import importlib.util
-from pathlib import Path
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
+import traffic
 
 from steersman_controller.core import Controller
 from steersman_controller.events import ControllerConfig
@@ -14,12 +12,6 @@ from steersman_controller.request_spread import RequestSpread
 from steersman_policies.codec import fingerprint_digest
 from steersman_policies.messages import RequestReport
 from steersman_policies.policy import load
-
-_spec = importlib.util.spec_from_file_location("traffic", Path(__file__).with_name("traffic.py"))
-assert _spec is not None
-assert _spec.loader is not None
-traffic = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(traffic)
 
 
 def controller() -> Controller:

@@ -1,13 +1,11 @@
 """What is known of a request before its draft is verified: shown where it pays, calibrated, and used against
 the bias of trims."""
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
 import msgspec
 import numpy as np
 import pytest
+import signal_traffic as made
+import traffic
 
 from steersman_controller.belief.belief import Belief
 from steersman_controller.belief.signals import Signals
@@ -16,17 +14,6 @@ from steersman_policies.messages import Group, Signal, SignalCounts, StepReport
 from steersman_policies.signals import CONFIDENCE_EDGES
 from steersman_policies.view import SegmentBelief
 
-
-def _beside(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-traffic, made = _beside("traffic"), _beside("signal_traffic")
 Requests, K = made.Requests, made.K
 EVERYTHING = np.ones((16, K), bool)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from steersman_controller.belief.arrays import Array
-from steersman_controller.belief.estimate import PRIOR, Estimate
+from steersman_controller.belief.estimate import NORMAL_Q95, PRIOR, Estimate
 from steersman_controller.belief.evidence import ASKED, DRAFTED, DRAFTED_TWICE, Positions
 from steersman_controller.belief.prior import GUESSED_DRAFTS, Prior
 from steersman_policies.units import MAX_SEGMENTS, UNKNOWN_SEGMENT
@@ -18,8 +18,6 @@ STRENGTH_ENGINE = 2.0
 
 STRENGTH_SEGMENT = 4.0
 STRENGTH_CONTEXT = 30.0
-
-NORMAL_Q95 = 1.645
 
 EQUAL_AT_MOST = 17.0
 """Squared deviations, in units of their usual square, at which K are kept apart, and `PER_FREEDOM` more
