@@ -114,11 +114,14 @@ def launch(servers: Launch) -> Launch:
 
 @pytest.fixture
 def sidecar(folder: Path) -> Iterator[Start]:
-    """Starts sidecars, one after the other, and ends what the test left running."""
+    """Starts sidecars, one after the other, and ends what the test left running.
+
+    Their leases outlast the pauses of a busy machine; a test of what follows a lease asks for a short one.
+    """
     started: list[Sidecar] = []
 
-    def start(*flags: str) -> Sidecar:
-        started.append(Sidecar(folder, *flags))
+    def start(*flags: str, lease_s: float = 15.0) -> Sidecar:
+        started.append(Sidecar(folder, *flags, lease_s=lease_s))
         return started[-1]
 
     yield start

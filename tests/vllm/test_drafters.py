@@ -131,11 +131,11 @@ def test_greedy_output_does_not_depend_on_k(drafting: Server, case: Case, sideca
 
 def test_a_killed_sidecar(drafting: Server, sidecar: Start) -> None:
     """Fallback K after the lease; attached again after a restart."""
-    first = sidecar("--steer").attached()
+    first = sidecar("--steer", lease_s=1.0).attached()
     first.push("by_segment", other=6, fallback=1)
     first.stop(signal.SIGKILL)
     until(lambda: longest(drafting.complete(CODE, ignore_eos=True)) == 1, "the fallback K")
-    second = sidecar("--steer").attached()
+    second = sidecar("--steer", lease_s=1.0).attached()
     second.push("by_segment", other=6, fallback=1)
     assert longest(drafting.complete(CODE, ignore_eos=True)) == 6
     engine = second.engine()

@@ -24,9 +24,14 @@ ENGINE_ID = "vllm-0"
 class Sidecar:
     """`steersman serve` as a real process, where the engines in this folder look for it."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, lease_s: float) -> None:
         self.recording = folder / f"recording-{time.monotonic_ns()}"
-        self._environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "PYTHONPATH": str(folder)}
+        self._environment = {
+            **os.environ,
+            "XDG_RUNTIME_DIR": str(folder),
+            "PYTHONPATH": str(folder),
+            "STEERSMAN__CONTROLLER__LEASE_S": str(lease_s),
+        }
         command = [sys.executable, "-m", "steersman_controller", "serve", "--json", "--metrics-port", "0"]
         with (folder / "sidecar.log").open("ab") as log:
             self.process = subprocess.Popen(
