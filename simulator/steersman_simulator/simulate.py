@@ -14,14 +14,14 @@ from steersman_controller.trace.recording import read_recording
 from steersman_policies.codec import SCHEMA
 from steersman_policies.messages import Hello
 from steersman_policies.policy import load as load_policy
-from steersman_simulator.acceptance import Acceptance, RequestDrafts
-from steersman_simulator.acceptance_fit import fit_acceptance
-from steersman_simulator.arrivals import arrivals_of
-from steersman_simulator.batch import Shape
-from steersman_simulator.summary import k_over_time, summary
-from steersman_simulator.truth import StepTruth, fit_steps, held_out_error, relative_error
+from steersman_simulator.acceptance.draft_table import Acceptance, DraftTable
+from steersman_simulator.acceptance.fit import fit_acceptance
+from steersman_simulator.report.summary import k_over_time, summary
+from steersman_simulator.truths.recorded import StepTruth, fit_steps, held_out_error, relative_error
 from steersman_simulator.windows import EngineTrace, Window, engine_trace
-from steersman_simulator.world import Arm, Change, Outcome, World
+from steersman_simulator.workload.arrival import Arrival, arrivals_of
+from steersman_simulator.world.shape import Shape
+from steersman_simulator.world.world import Arm, Change, Outcome, World
 
 
 class Settings(Struct, frozen=True):
@@ -57,23 +57,14 @@ class Fitted(Struct, frozen=True):
 class UndraftedAcceptance(Struct, frozen=True):
     """For a recording without drafts: nothing is known, and nothing may be asked."""
 
-    def request(self, segment: str, ordinal: int, seed: int) -> RequestDrafts:
-        """Drafts that refuse to be asked for."""
-        del segment, ordinal, seed
-        return _Undrafted()
+    def table(self, arrival: Arrival, ordinal: int, seed: int, at_s: float) -> DraftTable | None:
+        """Nothing."""
+        del arrival, ordinal, seed, at_s
+        return None
 
-
-class _Undrafted:
-    def offer(self, k: int) -> int:
-        if k:
-            raise ValueError(
-                "trace: no drafts in the fitted windows, so only K = 0 can be simulated; record with "
-                "`serve --steer`, or an engine that is launched with drafts"
-            )
-        return 0
-
-    def accept(self, drafted: int) -> int:
-        return 0 * drafted
+    def changes(self) -> tuple[float, ...]:
+        """It never changes."""
+        return ()
 
 
 def fit(trace: EngineTrace, policies: Sequence[str] = ()) -> Fitted:

@@ -32,7 +32,7 @@ def simulate(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Replay a recording's arrivals under a policy, in a world fitted on the recording."""
-    from steersman_simulator import report
+    from steersman_simulator.report import show as report
     from steersman_simulator.simulate import Settings
     from steersman_simulator.simulate import simulate as run
 

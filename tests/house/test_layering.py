@@ -20,7 +20,7 @@ FORBIDDEN = {
     "steersman_engine.rows": ["torch", "transformers", "numpy", "zmq"],
     "steersman_engine.decode.engine": ["steersman_controller", "steersman_simulator", "simpy", "sklearn"],
     "steersman_simulator.verbs": ["numpy", "simpy", "torch", "matplotlib", "pyarrow"],
-    "steersman_simulator.world": ["torch", "transformers", "steersman_engine", "zmq"],
+    "steersman_simulator.world.world": ["torch", "transformers", "steersman_engine", "zmq"],
 }
 
 

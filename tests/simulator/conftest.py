@@ -11,12 +11,12 @@ import pytest
 from steersman_controller.events import ControllerConfig, Event
 from steersman_controller.trace.journal import JournalWriter, encode_event
 from steersman_policies.messages import Fingerprint, Hello
-from steersman_simulator.acceptance import AcceptanceTruth, SegmentTruth
-from steersman_simulator.arrivals import Arrival
-from steersman_simulator.batch import Shape
+from steersman_simulator.acceptance.segments import AcceptanceTruth, SegmentTruth
 from steersman_simulator.simulate import started
-from steersman_simulator.truth import ConstantSteps
-from steersman_simulator.world import Arm, Change, Outcome, World
+from steersman_simulator.truths.constant import ConstantSteps
+from steersman_simulator.workload.arrival import Arrival
+from steersman_simulator.world.shape import Shape
+from steersman_simulator.world.world import Arm, Change, Outcome, World
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the module of made-up steps beside this file
 

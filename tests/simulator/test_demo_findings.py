@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from steersman_controller.events import ControllerConfig
 from steersman_controller.trace.recording import read_recording
 from steersman_policies.messages import Hello
-from steersman_simulator.acceptance import AcceptanceTruth
-from steersman_simulator.arrivals import Arrival
+from steersman_simulator.acceptance.segments import AcceptanceTruth
 from steersman_simulator.demo.arms import ARMS, running_order
 from steersman_simulator.demo.figures import all_figures
 from steersman_simulator.demo.measure import FIDELITY, mean_k
@@ -25,8 +24,9 @@ from steersman_simulator.demo.run import Live, Settings
 from steersman_simulator.demo.schedule import Pace, make_schedule
 from steersman_simulator.demo.spans import SETTLE_S
 from steersman_simulator.demo.workload import WorkItem
-from steersman_simulator.summary import rounded
-from steersman_simulator.world import Arm, Change, World
+from steersman_simulator.report.summary import rounded
+from steersman_simulator.workload.arrival import Arrival
+from steersman_simulator.world.world import Arm, Change, World
 
 ITEMS = tuple(WorkItem(prompt="x", segment=("edit", "chat")[i % 2], max_tokens=40) for i in range(40))
 SETTINGS = Settings(ITEMS, "made up", 2, Path("."))

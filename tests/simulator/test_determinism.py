@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from steersman_simulator.report import encode_result
+from steersman_simulator.report.show import encode_result
 from steersman_simulator.simulate import Settings
 from steersman_simulator.simulate import simulate as run
 

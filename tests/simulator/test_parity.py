@@ -17,7 +17,7 @@ from steersman_policies.codec import SCHEMA, Envelope, decode, encode
 from steersman_policies.messages import StepReport
 from steersman_policies.plan import Plan
 from steersman_policies.segmenter import Segmenter, SegmentRule
-from steersman_simulator.replay import replay
+from steersman_simulator.replay.events import replay
 
 POLLS = 50
 RULES = Segmenter(version=1, rules=(SegmentRule("tenant", "acme", "code"),))

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import pytest
 
 from steersman_policies.messages import StepReport
-from steersman_simulator.acceptance import ChainDrafts, ConstantAcceptance
-from steersman_simulator.arrivals import Arrival
+from steersman_simulator.acceptance.draft_table import DraftTable
+from steersman_simulator.acceptance.segments import ConstantAcceptance
+from steersman_simulator.workload.arrival import Arrival
 
 RECOVERS_AT = 48
 """Ordinal of the first request whose drafts are any good."""
@@ -16,9 +17,9 @@ RECOVERS_AT = 48
 class Recovering:
     """Nothing is accepted of the first requests, and four tokens of five of the later ones."""
 
-    def request(self, segment: str, ordinal: int, seed: int) -> ChainDrafts:
+    def table(self, arrival: Arrival, ordinal: int, seed: int, at_s: float) -> DraftTable:
         level = 0.8 if ordinal >= RECOVERS_AT else 0.0
-        return ConstantAcceptance(level).request(segment, ordinal, seed)
+        return ConstantAcceptance(level).table(arrival, ordinal, seed, at_s)
 
 
 def run(make_world, arm, seed: int) -> tuple[list[StepReport], int]:

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from steersman_policies.messages import Group, StepReport
-from steersman_simulator.acceptance import AcceptanceTruth, ConstantAcceptance, SegmentTruth
-from steersman_simulator.acceptance_fit import fit_acceptance
-from steersman_simulator.arrivals import Arrival, arrivals_of
-from steersman_simulator.curves import fit_curves
-from steersman_simulator.truth import StepTruth, fit_steps, held_out_error, relative_error
+from steersman_simulator.acceptance.draft_table import MAX_DRAFT_TOKENS
+from steersman_simulator.acceptance.fit import fit_acceptance
+from steersman_simulator.acceptance.segments import AcceptanceTruth, ConstantAcceptance, SegmentTruth
+from steersman_simulator.truths.curves import fit_curves
+from steersman_simulator.truths.recorded import StepTruth, fit_steps, held_out_error, relative_error
+from steersman_simulator.truths.step_work import VerifyWork
+from steersman_simulator.workload.arrival import Arrival, arrivals_of
 
 
 def step(number: int, rng: random.Random, *, noise: float = 0.0, stalled: bool = False) -> StepReport:
@@ -80,9 +82,7 @@ def test_noise_keeps_its_size_and_its_autocorrelation():
     sampler = StepTruth(fitted.verify, fitted.draft, fitted.other, tuple(residuals)).sampler(random.Random(1))
     seconds = []
     for _ in range(20000):
-        seconds.append(
-            sampler.verify_s(target_tokens=8, context_tokens=800, prefill_tokens=0, decode_requests=8)
-        )
+        seconds.append(sampler.verify_s(VerifyWork(decode_requests=8, draft_tokens=0, context_tokens=800)))
         sampler.other_s(decode_requests=8, committed_tokens=8)
     relative = np.array(seconds) / np.mean(seconds) - 1.0
     assert np.std(relative) == pytest.approx(np.std([r[0] for r in residuals]), rel=0.1)
@@ -112,12 +112,14 @@ def serve():
 
     def run(truth: SegmentTruth, requests: int = 300):
         from steersman_policies.executor import Decision
-        from steersman_simulator.batch import Batch, Live, Shape, finished_report
+        from steersman_simulator.world.batch import Batch, Live, finished_report
+        from steersman_simulator.world.shape import Shape
 
         batch, acceptance = Batch(Shape(8, 10_000)), AcceptanceTruth({"unknown": truth})
         for ordinal in range(requests):
-            drafts = acceptance.request("chat", ordinal, 7)
-            batch.waiting.append(Live(ordinal, 0, Arrival(0.0, "chat", 10, 150), drafts, 0.0))
+            arrival = Arrival(0.0, "chat", 10, 150)
+            drafts = acceptance.table(arrival, ordinal, 7, 0.0)
+            batch.waiting.append(Live(ordinal, 0, arrival, drafts, 0.0))
         steps, done = [], []
         while not batch.idle:
             forward = batch.compose(float(batch.steps))
@@ -192,8 +194,8 @@ def test_a_request_meets_the_same_fate_in_every_arm():
     """Drafts depend on the truth, the request and the seed only."""
 
     def fate(ordinal: int, seed: int) -> list[int]:
-        drafts = AcceptanceTruth({"unknown": TRUE}).request("chat", ordinal, seed)
-        return [drafts.accept(drafts.offer(4)) for _ in range(50)]
+        table = AcceptanceTruth({"unknown": TRUE}).table(Arrival(0.0, "chat", 10, 50), ordinal, seed, 0.0)
+        return [*table.offered.tolist(), *table.accepted.tolist()]
 
     assert fate(3, 1) == fate(3, 1)
     assert fate(3, 1) != fate(4, 1)
@@ -211,5 +213,6 @@ def test_load_compresses_time(recorded):
 def test_certain_acceptance_accepts_everything():
     """At acceptance 1 every draft is accepted, at 0 none."""
     for acceptance in (0.0, 1.0):
-        drafts = ConstantAcceptance(acceptance).request("chat", 0, 0)
-        assert {drafts.accept(drafts.offer(5)) for _ in range(100)} == {int(5 * acceptance)}
+        table = ConstantAcceptance(acceptance).table(Arrival(0.0, "chat", 10, 100), 0, 0, 0.0)
+        assert set(table.offered.tolist()) == {MAX_DRAFT_TOKENS}
+        assert set(table.accepted.tolist()) == {int(MAX_DRAFT_TOKENS * acceptance)}

@@ -8,11 +8,11 @@ from itertools import pairwise
 import pytest
 
 from steersman_policies.messages import StepReport
-from steersman_simulator.acceptance import ConstantAcceptance, expected_tokens
-from steersman_simulator.arrivals import Arrival
+from steersman_simulator.acceptance.segments import ConstantAcceptance, expected_tokens
 from steersman_simulator.simulate import arm_summary
-from steersman_simulator.truth import ConstantSteps
-from steersman_simulator.world import Arm, Change
+from steersman_simulator.truths.constant import ConstantSteps
+from steersman_simulator.workload.arrival import Arrival
+from steersman_simulator.world.world import Arm, Change
 
 
 def reports(outcome, arm=0) -> list[StepReport]:

@@ -22,7 +22,7 @@ from steersman_simulator.demo.vllm import run as vllm_run
 from steersman_simulator.demo.vllm.program import Program, bundled_model, find_program
 from steersman_simulator.demo.vllm.split import split
 from steersman_simulator.demo.workload import bundled_workload, read_workload
-from steersman_simulator.summary import rounded
+from steersman_simulator.report.summary import rounded
 
 FAILED = 1
 RESULT, REPORT = "result.json", "report.html"

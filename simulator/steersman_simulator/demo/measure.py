@@ -15,7 +15,7 @@ from steersman_policies.messages import StepReport
 from steersman_simulator.demo.arms import ArmRun
 from steersman_simulator.demo.client import Outcome
 from steersman_simulator.demo.schedule import SATURATED
-from steersman_simulator.summary import speculation
+from steersman_simulator.report.summary import speculation
 
 Figures = dict[str, Any]
 """A JSON object; None where there was nothing to measure."""

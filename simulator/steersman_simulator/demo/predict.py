@@ -14,16 +14,16 @@ from steersman_controller.core import Controller
 from steersman_controller.events import ControllerConfig, Event, Received, Started
 from steersman_controller.fleet import Fleet
 from steersman_policies.messages import Hello, RequestReport, StepReport
-from steersman_simulator import world
-from steersman_simulator.acceptance_fit import fit_acceptance
-from steersman_simulator.arrivals import Arrival
-from steersman_simulator.batch import Shape
+from steersman_simulator.acceptance.fit import fit_acceptance
 from steersman_simulator.demo.arms import ARMS, STEERED, ArmRun, TimedStep
 from steersman_simulator.demo.client import Outcome
 from steersman_simulator.demo.measure import FIDELITY, Figures, arm_figures
 from steersman_simulator.demo.schedule import Schedule
 from steersman_simulator.simulate import started
-from steersman_simulator.truth import fit_steps, held_out_error, relative_error
+from steersman_simulator.truths.recorded import fit_steps, held_out_error, relative_error
+from steersman_simulator.workload.arrival import Arrival
+from steersman_simulator.world import world
+from steersman_simulator.world.shape import Shape
 
 EARLY_STEPS = 50
 """Steps at the start of which the first ones are reported apart: nothing was known then."""

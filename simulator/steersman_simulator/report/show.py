@@ -11,7 +11,7 @@ from rich.table import Table
 
 from steersman_controller.events import Event
 from steersman_controller.trace.journal import JournalWriter, encode_event
-from steersman_simulator.summary import rounded
+from steersman_simulator.report.summary import rounded
 
 _COUNTS = (
     ("Successful requests", "completed", "{:d}"),

@@ -12,7 +12,7 @@ from steersman_controller.autocorrelation import Autocorrelation
 from steersman_controller.request_spread import is_decided, spread_of
 from steersman_policies.messages import Group, RequestReport, StepReport
 from steersman_policies.units import UNKNOWN_SEGMENT
-from steersman_simulator.acceptance import AcceptanceTruth, SegmentTruth, shifted, still_covered
+from steersman_simulator.acceptance.segments import AcceptanceTruth, SegmentTruth, shifted, still_covered
 
 _PRIOR_DRAFTS = 5.0
 """How many drafts the acceptance over all positions counts for at each of them."""

@@ -1,72 +1,24 @@
-"""What the hardware would do: the seconds of a step. The controller never sees this object."""
+"""The truth behind recorded steps: fitted curves, and the noise of the recording.
+
+The controller never sees these objects.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from steersman_policies.messages import StepReport
-from steersman_simulator.chance import Chance
-from steersman_simulator.curves import Columns, Curves, fit_curves
+from steersman_simulator.truths.curves import Columns, Curves, fit_curves
+from steersman_simulator.truths.step_work import DraftWork, VerifyWork
+from steersman_simulator.world.chance import Chance
 
 _RUN_STEPS = 20
 """Mean length of a run of consecutive residuals (stationary bootstrap, Politis and Romano 1994)."""
 
 _MIN_STEPS = 20
-
-
-class StepSeconds(Protocol):
-    """Seconds of the three parts of a step, one step after the other."""
-
-    def verify_s(
-        self, *, target_tokens: int, context_tokens: int, prefill_tokens: int, decode_requests: int
-    ) -> float:
-        """The target's forward."""
-        ...
-
-    def draft_s(self, *, depth: int, requests: int, context_tokens: int) -> float:
-        """Drafting `depth` tokens for `requests`; 0 where nobody is asked."""
-        ...
-
-    def other_s(self, *, decode_requests: int, committed_tokens: int) -> float:
-        """Everything else. Called last in a step."""
-        ...
-
-
-class ConstantSteps(Struct, frozen=True):
-    """Hand-made seconds, linear in the counts: for tests, examples and closed-form checks."""
-
-    step_s: float
-    per_token_s: float = 0.0
-    per_context_token_s: float = 0.0
-    per_draft_token_s: float = 0.0
-    per_drafting_request_s: float = 0.0
-    host_s: float = 0.0
-
-    def sampler(self, chance: Chance) -> "ConstantSteps":
-        """No chance in it."""
-        del chance
-        return self
-
-    def verify_s(
-        self, *, target_tokens: int, context_tokens: int, prefill_tokens: int, decode_requests: int
-    ) -> float:
-        """Linear in the tokens and the context."""
-        del prefill_tokens, decode_requests
-        return self.step_s + self.per_token_s * target_tokens + self.per_context_token_s * context_tokens
-
-    def draft_s(self, *, depth: int, requests: int, context_tokens: int) -> float:
-        """Linear in depth and requests."""
-        del context_tokens
-        return self.per_draft_token_s * depth + self.per_drafting_request_s * requests if depth else 0.0
-
-    def other_s(self, *, decode_requests: int, committed_tokens: int) -> float:
-        """A constant."""
-        del decode_requests, committed_tokens
-        return self.host_s
 
 
 class StepTruth(Struct, frozen=True):
@@ -102,25 +54,25 @@ class StepSampler:
         self._chance = chance
         self._at = chance.randrange(len(truth.residuals)) if truth.residuals else -1
 
-    def verify_s(
-        self, *, target_tokens: int, context_tokens: int, prefill_tokens: int, decode_requests: int
-    ) -> float:
+    def verify_s(self, work: VerifyWork) -> float:
         """The target's forward."""
         fitted = self._truth.verify.seconds(
-            target_tokens=target_tokens,
-            draft_tokens=target_tokens - prefill_tokens - decode_requests,
-            context_tokens=context_tokens,
-            prefill_tokens=prefill_tokens,
-            decode_requests=decode_requests,
+            target_tokens=work.target_tokens,
+            draft_tokens=work.draft_tokens,
+            context_tokens=work.context_tokens,
+            prefill_tokens=work.prefill_tokens,
+            decode_requests=work.decode_requests,
         )
         return fitted * self._noise(0)
 
-    def draft_s(self, *, depth: int, requests: int, context_tokens: int) -> float:
+    def draft_s(self, work: DraftWork) -> float:
         """Drafting; 0 where nobody is asked."""
-        if not (depth and requests):
+        if not (work.depth and work.requests):
             return 0.0
         fitted = self._truth.draft.seconds(
-            requests_drafting=requests, draft_slots=depth * requests, context_tokens=context_tokens
+            requests_drafting=work.requests,
+            draft_slots=work.depth * work.requests,
+            context_tokens=work.context_tokens,
         )
         return fitted * self._noise(1)
 

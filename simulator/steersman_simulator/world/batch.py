@@ -13,18 +13,10 @@ from msgspec import Struct
 
 from steersman_policies.executor import Decision, Load
 from steersman_policies.messages import Group, NotDrafted, RequestReport, StepReport, context_bucket
-from steersman_simulator.acceptance import RequestDrafts
-from steersman_simulator.arrivals import Arrival
-
-
-class Shape(Struct, frozen=True):
-    """What bounds a step."""
-
-    max_batch: int
-    prefill_budget_tokens: int
-    """Prompt tokens in one forward."""
-    kv_tokens: int = 0
-    """Size of the KV pool, for the reported share in use only; 0: not reported."""
+from steersman_simulator.acceptance.draft_table import DraftTable
+from steersman_simulator.truths.step_work import VerifyWork
+from steersman_simulator.workload.arrival import Arrival
+from steersman_simulator.world.shape import Shape
 
 
 class Live(Struct, gc=False):
@@ -33,7 +25,8 @@ class Live(Struct, gc=False):
     ordinal: int
     arm: int
     arrival: Arrival
-    drafts: RequestDrafts
+    drafts: DraftTable | None
+    """None: nothing is known about its drafts, and nobody may ask for one."""
     arrived_s: float
     admitted_s: float = 0.0
     prefilled_tokens: int = 0
@@ -43,6 +36,8 @@ class Live(Struct, gc=False):
     pending: int = 0
     """Draft tokens to verify in the next step."""
     why_none: NotDrafted | None = None
+    acceptable: int = 0
+    """How much of a long enough draft the target would accept there."""
     accepted_now: int = 0
     steps: int = 0
     drafted: int = 0
@@ -73,9 +68,7 @@ class Forward(Struct, gc=False):
 
     decode: list[Live]
     chunks: list[tuple[Live, int]]
-    target_tokens: int
-    context_tokens: int
-    prefill_tokens: int
+    work: VerifyWork
     started_s: float
 
 
@@ -106,11 +99,11 @@ class Batch:
         """Pack the forward; a request is admitted where a slot is free and prefill budget is left."""
         decode: list[Live] = []
         chunks: list[tuple[Live, int]] = []
-        budget, target, context = self.shape.prefill_budget_tokens, 0, 0
+        budget, drafts, context = self.shape.prefill_budget_tokens, 0, 0
         for live in self.slots:
             if live.committed_tokens:
                 decode.append(live)
-                target += 1 + live.pending
+                drafts += live.pending
                 context += live.cached_tokens
             else:
                 budget -= self._chunk(live, budget, chunks)
@@ -120,7 +113,14 @@ class Batch:
             self.slots.append(live)
             budget -= self._chunk(live, budget, chunks)
         prefill = self.shape.prefill_budget_tokens - budget
-        return Forward(decode, chunks, target + prefill, context, prefill, now_s)
+        work = VerifyWork(
+            decode_requests=len(decode),
+            draft_tokens=drafts,
+            context_tokens=context,
+            prefill_tokens=prefill,
+            chunks=tuple((tokens, live.prefilled_tokens) for live, tokens in chunks),
+        )
+        return Forward(decode, chunks, work, now_s)
 
     def _chunk(self, live: Live, budget: int, chunks: list[tuple[Live, int]]) -> int:
         chunk = min(live.arrival.prompt_tokens - live.prefilled_tokens, budget)
@@ -133,7 +133,7 @@ class Batch:
         tokens = 0
         for live in forward.decode:
             live.steps += 1
-            live.accepted_now = live.drafts.accept(live.pending) if live.pending else 0
+            live.accepted_now = min(live.pending, live.acceptable) if live.pending else 0
             live.drafted += live.pending
             live.accepted += live.accepted_now
             live.reached += min(live.pending, live.accepted_now + 1)
@@ -160,7 +160,7 @@ class Batch:
                 context += live.context_tokens
                 count += 1
         mean = context / count if count else 0.0
-        return Load(self.steps, requests, mean, forward.prefill_tokens, len(self.waiting))
+        return Load(self.steps, requests, mean, forward.work.prefill_tokens, len(self.waiting))
 
     def draft(self, proposal_length: Mapping[str, int]) -> tuple[int, int, int]:
         """Drafts for the next step; the depth, the requests asked, and their context."""
@@ -172,7 +172,6 @@ class Batch:
                 continue
             k = live.commanded_k = proposal_length[live.arrival.segment]
             if k == 0:
-                live.drafts.offer(0)
                 continue
             # The last token of a request is the bonus token of its last step, if its length is known.
             room = k if live.arrival.stops else min(k, live.left_tokens - 1)
@@ -181,7 +180,7 @@ class Batch:
                 continue
             asked += 1
             context += live.context_tokens
-            live.pending = live.drafts.offer(room)
+            live.pending, live.acceptable = _offer(live, room)
             if not live.pending:
                 live.why_none = "no_match"
         depth = max(proposal_length.values()) if asked else 0
@@ -204,9 +203,9 @@ class Batch:
             verify_s=seconds[1],
             other_s=seconds[2],
             decode_requests=len(forward.decode),
-            prefill_tokens=forward.prefill_tokens,
-            target_tokens=forward.target_tokens,
-            context_tokens=forward.context_tokens,
+            prefill_tokens=forward.work.prefill_tokens,
+            target_tokens=forward.work.target_tokens,
+            context_tokens=forward.work.context_tokens,
             drafting_depth=depth,
             requests_drafting=asked,
             waiting=len(self.waiting),
@@ -253,6 +252,16 @@ def finished_report(live: Live) -> RequestReport:
         steps_drafted=live.steps_drafted,
         statistics=live.arrival.statistics,
     )
+
+
+def _offer(live: Live, k: int) -> tuple[int, int]:
+    if live.drafts is None:
+        raise ValueError(
+            "trace: no drafts in the fitted windows, so only K = 0 can be simulated; record with "
+            "`serve --steer`, or an engine that is launched with drafts"
+        )
+    at = live.committed_tokens
+    return min(k, int(live.drafts.offered[at])), int(live.drafts.accepted[at])
 
 
 def _deliver(live: Live, tokens: int, now_s: float) -> int:

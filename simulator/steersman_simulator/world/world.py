@@ -9,7 +9,7 @@ one before has drained, and what was learned carries over, as in a live run.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import simpy
 from msgspec import Struct
@@ -20,22 +20,15 @@ from steersman_controller.sidecar.peer import LEASE_INTERVAL_S
 from steersman_policies.executor import mix
 from steersman_policies.messages import Hello, RequestReport, StepReport
 from steersman_policies.units import Count, Name, Seconds
-from steersman_simulator.acceptance import Acceptance
-from steersman_simulator.arrivals import Arrival
-from steersman_simulator.batch import Batch, Live, Shape, finished_report
-from steersman_simulator.chance import Chance, stream
-from steersman_simulator.steering import HELLO_INTERVAL_S, Steering
-from steersman_simulator.truth import StepSeconds
+from steersman_simulator.acceptance.draft_table import Acceptance
+from steersman_simulator.truths.step_work import DraftWork, Truth
+from steersman_simulator.workload.arrival import Arrival
+from steersman_simulator.world.batch import Batch, Live, finished_report
+from steersman_simulator.world.chance import stream
+from steersman_simulator.world.shape import Shape
+from steersman_simulator.world.steering import HELLO_INTERVAL_S, Steering
 
 ENGINE_ID = "simulated"
-
-
-class Truth(Protocol):
-    """Where a world's step seconds come from."""
-
-    def sampler(self, chance: Chance) -> StepSeconds:
-        """One stream of step seconds; all its chance comes from `chance`."""
-        ...
 
 
 class Change(Struct, frozen=True):
@@ -162,7 +155,7 @@ class World:
             if wait_s > 0.0:
                 yield self.env.timeout(wait_s)
             # Drafts depend on the place in the arm, so that every arm meets the same requests.
-            drafts = self._acceptance.request(arrival.segment, ordinal, self._seed)
+            drafts = self._acceptance.table(arrival, ordinal, self._seed, arrival.at_s)
             live = Live(self._arrived, self._arm, arrival, drafts, self.env.now)
             self._arrived += 1
             self.batch.waiting.append(live)
@@ -177,12 +170,7 @@ class World:
                 self._work = env.event()
                 yield self._work
             forward = batch.compose(env.now)
-            verify_s = self._seconds.verify_s(
-                target_tokens=forward.target_tokens,
-                context_tokens=forward.context_tokens,
-                prefill_tokens=forward.prefill_tokens,
-                decode_requests=len(forward.decode),
-            )
+            verify_s = self._seconds.verify_s(forward.work)
             yield env.timeout(verify_s)
             committed = batch.commit(forward, env.now)
             self._finish(committed.finished)
@@ -190,7 +178,7 @@ class World:
             decision = executor.decide(batch.load(forward), env.now)
             drafting = batch.draft(decision.proposal_length)
             depth, requests, context = drafting
-            draft_s = self._seconds.draft_s(depth=depth, requests=requests, context_tokens=context)
+            draft_s = self._seconds.draft_s(DraftWork(depth, requests, context))
             other_s = self._seconds.other_s(
                 decode_requests=len(forward.decode), committed_tokens=committed.tokens
             )

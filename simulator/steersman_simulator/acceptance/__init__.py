@@ -1,0 +1,1 @@
+"""What the target would accept: the truth about drafts."""

@@ -1,0 +1,1 @@
+"""Recorded telemetry again: the same events, or another policy on them."""

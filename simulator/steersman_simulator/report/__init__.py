@@ -1,0 +1,1 @@
+"""What a run amounts to, and the files that it leaves."""

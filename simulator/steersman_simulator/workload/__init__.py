@@ -1,0 +1,1 @@
+"""Which requests come, and when: traces, recordings and made-up traffic."""

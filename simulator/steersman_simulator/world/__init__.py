@@ -1,0 +1,1 @@
+"""The serving system itself: engines, their queues and caches, the sidecar, the clock."""
