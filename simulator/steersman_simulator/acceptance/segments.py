@@ -26,7 +26,6 @@ from steersman_simulator.acceptance.draft_table import MAX_DRAFT_TOKENS, DraftTa
 from steersman_simulator.workload.arrival import Arrival
 from steersman_simulator.world.chance import generator
 
-
 _Spread = Annotated[float, Meta(ge=0.0, le=10.0)]
 
 
@@ -49,6 +48,8 @@ class SegmentTruth(Struct, frozen=True, forbid_unknown_fields=True):
     """Mean length of a stretch: the effects at two positions correlate by exp(-distance / this)."""
     agreement: Fraction = 0.0
     """P(the draft at a position is the rest of the one before it, if that was right so far)."""
+    keeps_better: Fraction = 0.0
+    """P(where it is a new one, the longer accepted of both counts): what a model that knows more does."""
 
 
 class AcceptanceTruth(Struct, frozen=True):
@@ -103,9 +104,11 @@ def segment_table(truth: SegmentTruth, tokens: int, chance: np.random.Generator)
         acceptance = [shifted(a, effect) for a in truth.acceptance]
         accepted = _lengths(drawn[2], acceptance, MAX_DRAFT_TOKENS)
     accepted = np.minimum(accepted, offered)
-    if truth.agreement > 0.0:
-        goes_on = (chance.random(tokens) < truth.agreement) & has_draft
-        accepted = np.minimum(_continued(accepted, goes_on), offered)
+    if truth.agreement > 0.0 or truth.keeps_better > 0.0:
+        revised = truth.agreement + (1.0 - truth.agreement) * truth.keeps_better
+        drawn_kind = np.where(has_draft, chance.random(tokens), 1.0)
+        kinds = (drawn_kind >= truth.agreement).view(np.int8) + (drawn_kind >= revised).view(np.int8)
+        accepted = np.minimum(_continued(accepted.tolist(), kinds.tolist()), offered)
     return DraftTable(offered, accepted)
 
 
@@ -131,26 +134,25 @@ def _stretches(mean_tokens: float, tokens: int, chance: np.random.Generator) -> 
     return chance.standard_normal(tokens)[first]
 
 
-def _continued(fresh: Lengths, goes_on: NDArray[np.bool_]) -> Lengths:
-    """Accepted lengths where a draft holds until it is used up or another one takes its place.
+def _continued(fresh: Sequence[int], kinds: Sequence[int]) -> Lengths:
+    """Accepted lengths where the draft of a position may be the rest of the one before.
 
-    >>> _continued(np.array([2, 7, 0, 1], np.uint8), np.array([False, True, True, True])).tolist()
-    [2, 1, 0, 1]
+    `fresh`: those of new drafts. A new one is made where nothing is left of the one before; else kind 0 is
+    the rest, 1 the longer of both, 2 the new one.
+
+    >>> _continued([2, 7, 5, 1, 3, 0], [0, 0, 0, 0, 1, 2]).tolist()
+    [2, 1, 0, 1, 3, 0]
     """
-    tokens = len(fresh)
-    places = np.arange(tokens)
-    # The next position at which the draft is another one for certain, from behind.
-    breaks = np.append(np.where(goes_on, tokens, places)[1:], tokens)
-    other = np.minimum.accumulate(breaks[::-1])[::-1]
-    jumps: list[int] = np.minimum(places + fresh + 1, other).tolist()
-    at, starts = 0, []
-    while at < tokens:
-        starts.append(at)
-        at = jumps[at]
-    begun = np.zeros(tokens, np.intp)
-    begun[starts] = starts
-    begun = np.maximum.accumulate(begun)
-    return (fresh[begun] - (places - begun)).astype(np.uint8)
+    out, length = [], 0
+    for new, kind in zip(fresh, kinds, strict=True):
+        if length == 0 or kind == 2:
+            length = new
+        else:
+            length -= 1
+            if kind == 1 and new > length:
+                length = new
+        out.append(length)
+    return np.array(out, np.uint8)
 
 
 def covered(coverage: float, persistence: float, drawn: NDArray[np.float64]) -> NDArray[np.bool_]:
