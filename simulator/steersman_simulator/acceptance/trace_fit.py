@@ -1,8 +1,8 @@
 """The acceptance truth behind exact acceptance traces, by indirect inference (Gourieroux et al. 1993).
 
 The truth is moved until traces drawn from it, walked as an engine walks them, show what the data show:
-position acceptance of full-length drafts; how often the draft at a position is more, or less, than the rest of
-the one before; and the covariance of accepted lengths at K = 3 over the steps of a request, which is
+position acceptance of full-length drafts; how often the draft at a position is more, or less, than the rest
+of the one before; and the covariance of accepted lengths at K = 3 over the steps of a request, which is
 variance of requests + variance of stretches x exp(-distance / stretch tokens). Each figure hangs mostly on
 one number of the truth, so each number is moved by the misfit of its own figure.
 """
