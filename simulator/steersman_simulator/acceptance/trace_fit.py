@@ -214,7 +214,7 @@ def _spread_of(texts: _Texts, stretch_tokens: float) -> tuple[float, float, floa
         pairs[row] = float(same.sum())
         covariance[row] = float((off[lag:] * off[:-lag])[same].sum()) / variance
     distance = np.array(LAGS, float) * (1.0 + kept.mean())
-    return spread_over_distance(distance, covariance, pairs, stretch_tokens)
+    return spread_over_distance(distance, covariance, pairs, np.sqrt(pairs), stretch_tokens)
 
 
 def _hazards(accepted: _Ints, offered: _Ints) -> _Floats:
