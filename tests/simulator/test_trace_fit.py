@@ -44,7 +44,7 @@ def test_a_fit_draws_what_it_was_fitted_on(kind: str) -> None:
     for k in (1, 3, 5, 7):
         found, wanted = facts(again, k), facts(other, k)
         assert found.tokens_per_step == pytest.approx(wanted.tokens_per_step, rel=0.05)
-        assert found.coverage == pytest.approx(wanted.coverage, abs=0.03)
+        assert found.coverage == pytest.approx(wanted.coverage, abs=0.04)
         assert found.autocorrelation[0] == pytest.approx(wanted.autocorrelation[0], abs=0.06)
         assert found.between_request_share == pytest.approx(wanted.between_request_share, abs=0.06)
 

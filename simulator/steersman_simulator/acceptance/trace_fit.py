@@ -34,7 +34,9 @@ LAGS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 MIDDLE_K = 3
 
-_PRIOR_DRAFTS = 5.0
+LEAST_REACHED = 100
+"""Fewer drafts that got to a position say nothing about it alone."""
+
 _ROUNDS = 16
 _SEED = 0x7ACE
 _LARGEST_SD = 4.0
@@ -218,14 +220,15 @@ def _spread_of(texts: _Texts, stretch_tokens: float) -> tuple[float, float, floa
 
 
 def _hazards(accepted: _Ints, offered: _Ints) -> _Floats:
-    """accepted / reached by position, drawn to that of all where few drafts got that far."""
+    """accepted / reached by position; where few drafts got that far, one figure for all that is deeper."""
     deepest = max(int(accepted.max(initial=0)), 1)
     reached = np.array([((accepted >= j - 1) & (offered >= j)).sum() for j in range(1, deepest + 1)], float)
     passed = np.array([(accepted >= j).sum() for j in range(1, deepest + 1)], float)
-    kept = max(1, int((reached >= _PRIOR_DRAFTS).sum()))
-    overall = passed.sum() / max(reached.sum(), 1.0)
-    found: _Floats = (passed + _PRIOR_DRAFTS * overall) / (reached + _PRIOR_DRAFTS)
-    return found[:kept]
+    apart = max(0, int((reached >= LEAST_REACHED).sum()) - 1)
+    reached = np.append(reached[:apart], reached[apart:].sum())
+    passed = np.append(passed[:apart], passed[apart:].sum())
+    found: _Floats = (passed + 1e-3) / (reached + 2e-3)
+    return found
 
 
 def _offered_share(offered: _Ints) -> tuple[float, ...]:
