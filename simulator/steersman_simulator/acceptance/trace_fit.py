@@ -37,7 +37,9 @@ MIDDLE_K = 3
 LEAST_REACHED = 100
 """Fewer drafts that got to a position say nothing about it alone."""
 
-_ROUNDS = 16
+MOST_COPIES = 3
+
+_ROUNDS = 12
 _SEED = 0x7ACE
 _LARGEST_SD = 4.0
 
@@ -150,12 +152,14 @@ def _texts(records: Sequence[AcceptanceRecord]) -> _Texts:
 
 
 def _drawn(truth: SegmentTruth, like: _Texts) -> _Texts:
-    lengths = like.lengths
+    # More of them than there are in the data: the chance in what is drawn should be the smaller one.
+    copies = min(max(MOST_TOKENS // len(like.begins), 1), MOST_COPIES)
+    lengths = like.lengths * copies
     tables = [segment_table(truth, n, generator(_SEED, at)) for at, n in enumerate(lengths)]
     return _Texts(
         np.concatenate([table.offered for table in tables]).astype(np.int64).clip(0, like.longest),
         np.concatenate([table.accepted for table in tables]).astype(np.int64).clip(0, like.longest),
-        like.begins,
+        np.tile(like.begins, copies),
         like.longest,
     )
 
