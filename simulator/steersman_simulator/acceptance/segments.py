@@ -106,7 +106,7 @@ def segment_table(truth: SegmentTruth, tokens: int, chance: np.random.Generator)
         kind_drawn = chance.random(tokens)
         kind_drawn[offered == 0] = 1.0
         kinds = (kind_drawn >= truth.agreement).view(np.int8) + (kind_drawn >= revised).view(np.int8)
-        accepted = np.minimum(_continued(accepted.tolist(), kinds.tolist()), offered)
+        accepted = np.minimum(_continued(accepted.tobytes(), kinds.tobytes()), offered)
     return DraftTable(offered, accepted)
 
 
@@ -176,16 +176,16 @@ def _stretches(mean_tokens: float, tokens: int, chance: np.random.Generator) -> 
     return chance.standard_normal(tokens)[first]
 
 
-def _continued(fresh: Sequence[int], kinds: Sequence[int]) -> Lengths:
+def _continued(fresh: bytes, kinds: bytes) -> Lengths:
     """Accepted lengths where the draft of a position may be the rest of the one before.
 
     `fresh`: those of new drafts. A new one is made where nothing is left of the one before; else kind 0 is
     the rest, 1 the longer of both, 2 the new one.
 
-    >>> _continued([2, 7, 5, 1, 3, 0], [0, 0, 0, 0, 1, 2]).tolist()
+    >>> _continued(bytes([2, 7, 5, 1, 3, 0]), bytes([0, 0, 0, 0, 1, 2])).tolist()
     [2, 1, 0, 1, 3, 0]
     """
-    out, length = [], 0
+    out, length = bytearray(), 0
     for new, kind in zip(fresh, kinds, strict=True):
         if length == 0 or kind == 2:
             length = new
@@ -194,7 +194,7 @@ def _continued(fresh: Sequence[int], kinds: Sequence[int]) -> Lengths:
             if kind == 1 and new > length:
                 length = new
         out.append(length)
-    return np.array(out, np.uint8)
+    return np.frombuffer(out, np.uint8)
 
 
 def covered(coverage: float, persistence: float, drawn: NDArray[np.float64]) -> NDArray[np.bool_]:
