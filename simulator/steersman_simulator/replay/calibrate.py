@@ -8,15 +8,18 @@ and without its own residuals.
 from typing import Any
 
 import numpy as np
+from scipy.stats import t
 
 from steersman_simulator.replay.evidence import Evidence, by_block
 from steersman_simulator.replay.resample import resampled
 from steersman_simulator.world.chance import generator
 
+_NORMAL = 1.96
+
 
 def calibration(evidence: Evidence, draws: int, seed: int) -> list[dict[str, Any]]:
     """By stretch: goodput estimated against measured, with a 95 % interval of their quotient that allows for
-    the chance of the stretch, and for how much the models differ from stretch to stretch."""
+    the chance within the stretch, and for what the other stretches were off by."""
     logged = evidence.logged
     nothing = np.zeros_like(logged.k)
     learned = evidence.accepted.beyond(logged.k, nothing, evidence.row_block, logged.segment)
@@ -36,8 +39,8 @@ def calibration(evidence: Evidence, draws: int, seed: int) -> list[dict[str, Any
         )
         chance = float(np.std(_log_error(sums.T)))
         beside = np.delete(errors, number)
-        between = float(np.std(beside, ddof=1)) if len(beside) > 1 else 0.0
-        half = 1.96 * np.hypot(chance, between / np.sqrt(max(len(beside), 1)))
+        between = float(np.std(beside, ddof=1)) * np.sqrt(1.0 + 1.0 / len(beside))
+        half = max(_NORMAL * chance, float(t.ppf(0.975, len(beside) - 1)) * between)
         total = columns[rows].sum(axis=0)
         ratio = float(np.exp(errors[number]))
         out.append(

@@ -268,6 +268,15 @@ def policy_label(policy: str, params: dict[str, Any]) -> str:
     return f"{policy}:{listed}" if listed else policy
 
 
+def never(logged: Logged) -> Targets:
+    """The smallest K that the engine can be asked for, all the time."""
+    least = min(logged.hello.reachable_k)
+    pairs = len(logged.under)
+    present = np.bincount(logged.at, minlength=pairs) > 0
+    still = np.zeros(pairs)
+    return Targets(np.full(len(logged.k), least), np.where(present, float(least), 0.0), still, still, 0)
+
+
 def read_logged(
     events: Iterable[Event], engine_id: str, shadows: Sequence[Shadow], seen: Callable[[int], None]
 ) -> tuple[Logged, list[Targets]]:

@@ -55,7 +55,7 @@ def result_of(
         for choice, target, found in zip(choices[:-1], targets, estimates, strict=False)
     ]
     return {
-        "note": NOTE,
+        "notes": [NOTE],
         "under": list(settings.under),
         "seed": settings.seed,
         "draws": settings.draws,

@@ -15,7 +15,7 @@ from steersman_simulator.acceptance.draft_table import Acceptance
 from steersman_simulator.acceptance.fit import fit_acceptance
 from steersman_simulator.replay.estimate import estimate
 from steersman_simulator.replay.evidence import evidence
-from steersman_simulator.replay.logged import Logged, Targets, policy_label, read_logged
+from steersman_simulator.replay.logged import Logged, Targets, never, policy_label, read_logged
 from steersman_simulator.replay.result import Choice, Settings, result_of
 from steersman_simulator.replay.shadow import Shadow
 
@@ -41,12 +41,13 @@ def replay_policies(settings: Settings, progress: Progress) -> dict[str, Any]:
     recording = read_recording(settings.trace)
     engine_id = _engine(recording, settings.engine_id)
     choices = (*settings.policies, OFF)
-    shadows = [Shadow(recording.started, engine_id, *choice) for choice in choices]
+    # Nobody has to learn anything to stay off.
+    shadows = [Shadow(recording.started, engine_id, *choice) for choice in settings.policies]
     progress("reading the recording", None)
     logged, targets = read_logged(
         recording.events, engine_id, shadows, lambda seen: progress(f"replaying, {seen:,} events", None)
     )
-    logged, targets = _scored(logged, targets, settings.under)
+    logged, targets = _scored(logged, [*targets, never(logged)], settings.under)
     requests = _requests(recording, engine_id)
     progress("fitting step seconds and acceptance", None)
     found = evidence(

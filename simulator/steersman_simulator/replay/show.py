@@ -62,7 +62,7 @@ def lines(result: dict[str, Any]) -> list[str]:
         f"Recorded under {', '.join(recorded['policies'])}: {recorded['steps']:,} steps of engine "
         f"{result['engine']}, {recorded['explored_steps']:,} of them explored, mean K "
         f"{recorded['mean_k']:.2f}, {recorded['goodput_tokens_per_busy_s']:.1f} tokens per busy second.",
-        result["note"],
+        *result["notes"],
     ]
 
 
@@ -102,7 +102,7 @@ def render(result: dict[str, Any]) -> str:
         figure = Markup(svg(ratio_figure(result)))  # noqa: S704 - ours
     raw = encode_result(result).decode()
     return environment.get_template("replay.html.j2").render(
-        result=result, lines=lines(result), figure=figure, raw=raw
+        result=result, summary=lines(result)[:1], figure=figure, raw=raw
     )
 
 
