@@ -61,7 +61,7 @@ def result_of(
         "draws": settings.draws,
         "allow_model": settings.allow_model,
         "recorded": {
-            "policies": list(logged.policies),
+            "policies": [logged.policies[at] for at in np.unique(logged.under)],
             "steps": len(logged.under),
             "steps_without_predecessor": logged.missing,
             "unpaired_request_steps": logged.unpaired,

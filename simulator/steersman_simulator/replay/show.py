@@ -13,6 +13,9 @@ from rich.table import Table
 from steersman_simulator.replay.run import Progress
 from steersman_simulator.report.summary import rounded
 
+_WIDTH = 120
+"""Of what goes into a file or a pipe."""
+
 
 def encode_result(result: dict[str, Any]) -> bytes:
     """The JSON of a result: same result, same bytes."""
@@ -40,7 +43,7 @@ def _silence(text: str, done: float | None) -> None:
 
 def show(result: dict[str, Any], console: Console | None = None) -> None:
     """Print a result as tables."""
-    console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    console = console or _console()
     if result["warning"]:
         Console(file=sys.stderr).print(f"warning: {result['warning']}", highlight=False)
     for line in lines(result):
@@ -53,6 +56,13 @@ def show(result: dict[str, Any], console: Console | None = None) -> None:
         if not policy["refused"]:
             console.print(_segments(policy))
     console.print(_calibration(result))
+
+
+def _console() -> Console:
+    found = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    if not found.is_terminal:
+        found.width = _WIDTH
+    return found
 
 
 def lines(result: dict[str, Any]) -> list[str]:
@@ -108,10 +118,9 @@ def render(result: dict[str, Any]) -> str:
 
 def _policies(result: dict[str, Any]) -> Table:
     table = Table(title="Estimated step goodput")
-    for column in ("policy", "tokens/busy s", "vs recorded", "vs off", "mean K", "basis", "eff. sample"):
-        table.add_column(column, justify="left" if column in {"policy", "basis"} else "right")
-    for column in ("exact", "corrected", "model"):
-        table.add_column(column, justify="right")
+    table.add_column("policy")
+    for column in ("tokens/s", "vs recorded", "vs off", "K", "basis", "sample", "exact", "probed", "model"):
+        table.add_column(column, justify="right", no_wrap=True)
     for policy in result["policies"]:
         figures = ["-", "-", "-"]
         if not policy["refused"]:
@@ -135,7 +144,7 @@ def _interval(found: dict[str, float]) -> str:
 def _segments(policy: dict[str, Any]) -> Table:
     table = Table(title=f"{policy['policy']} by segment")
     table.add_column("segment")
-    for column in ("request-steps", "K", "tokens per step", "exact", "K raised", "explored", "eff. sample"):
+    for column in ("request-steps", "K", "tokens per step", "exact", "K raised", "explored", "sample"):
         table.add_column(column, justify="right")
     for segment in policy["segments"]:
         table.add_row(
