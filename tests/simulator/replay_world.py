@@ -96,4 +96,4 @@ def goodput(outcome: Outcome, steps: ConstantSteps) -> float:
 
 def replayed(path: Path, *policies: tuple[str, dict[str, Any]], **settings: Any) -> dict[str, Any]:
     """The result of a replay, without the progress."""
-    return replay_policies(Settings(path, policies, **settings), lambda text, done: None)
+    return replay_policies(Settings(path, policies, **{"draws": 300} | settings), lambda text, done: None)

@@ -51,7 +51,7 @@ def explored(record):
 @pytest.fixture(scope="module")
 def result(explored):
     """Several policies on it."""
-    return replayed(explored[1], EXPLORING, *(("fixed", {"k": k}) for k in (1, 6)), ("goodput", {}))
+    return replayed(explored[1], *(("fixed", {"k": k}) for k in (1, 6)))
 
 
 def by_policy(result):
@@ -72,7 +72,7 @@ def truth(make_world, explored):
 def test_a_policy_replayed_on_its_own_recording_commands_what_it_commanded(record, policy):
     """The real controller and executor meet the recorded loads: not one K differs, explored ones included."""
     config = ControllerConfig()
-    _, path = record(*policy, count=60, together=False, config=config)
+    _, path = record(*policy, count=40, together=False, config=config)
     again = replayed(path, policy, ("fixed", {"k": 5}), allow_model=True)["policies"]
     assert again[0]["same_k_share"] == 1.0
     assert again[1]["same_k_share"] < 1.0
@@ -322,12 +322,10 @@ def test_the_verb_writes_json_page_and_picture(explored, run, tmp_path):
 
 
 def test_a_refusal_is_exit_code_2(plain, run):
-    """The table says why, the JSON has it, and scripts see it."""
-    code, out, _ = run("replay", "--trace", plain, "--policy", "fixed:k=4", "--policy", "fixed:k=1")
+    """The table says why, and scripts see it."""
+    code, out, _ = run("replay", "--trace", plain, "--policy", "fixed:k=4", "--draws", "200")
     assert code == 2
-    assert "fixed:k=4: refused." in out
-    code, out, _ = run("replay", "--trace", plain, "--policy", "fixed:k=4", "--json")
-    assert (code, json.loads(out)["refused"]) == (2, ["fixed:k=4"])
+    assert "fixed:k=4: refused. segment" in out
 
 
 @pytest.mark.parametrize(
@@ -350,9 +348,9 @@ def test_wrong_input_is_one_line(plain, run, options, line):
 
 def test_a_parquet_recording_gives_the_same_bytes(explored, tmp_path):
     """Journal and Parquet, read again: equal results to the byte, but for the name."""
-    policies = [("fixed", {"k": 6}), ("goodput", {})]
+    policies = [("goodput", {})]
     once, again = (
-        encode_result(replayed(path, *policies, draws=200) | {"trace": ""})
+        encode_result(replayed(path, *policies) | {"trace": ""})
         for path in (explored[1], convert(explored[1], tmp_path / "trace.parquet"))
     )
     assert once == again

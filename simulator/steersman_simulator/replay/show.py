@@ -76,18 +76,22 @@ def lines(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def write(folder: Path, result: dict[str, Any]) -> None:
-    """`result.json`, `report.html` and `ratio.png`. Raises ValueError where a result exists already."""
-    from steersman_simulator.replay.figure import ratio_figure
-
+def prepare(folder: Path) -> None:
+    """Make the folder for `write`, before any work. Raises ValueError where it holds a result already."""
     path = folder / "result.json"
     if path.exists():
         raise ValueError(f"--out: {path} exists already; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def write(folder: Path, result: dict[str, Any]) -> None:
+    """`result.json`, `report.html` and `ratio.png`."""
+    from steersman_simulator.replay.figure import ratio_figure
+
     (folder / "report.html").write_text(render(result), encoding="utf-8")
     plain = {"Software": None}
     ratio_figure(result).savefig(folder / "ratio.png", dpi=160, facecolor="white", metadata=plain)
-    path.write_bytes(encode_result(result) + b"\n")
+    (folder / "result.json").write_bytes(encode_result(result) + b"\n")
 
 
 def render(result: dict[str, Any]) -> str:

@@ -43,6 +43,8 @@ def replay(
         draws=draws,
         seed=seed,
     )
+    if out is not None:
+        show.prepare(out)
     with show.progress_on(sys.stderr) as progress:
         result = replay_policies(settings, progress)
     if out is not None:
