@@ -54,7 +54,9 @@ def arrival_of(request: RequestReport, at_s: float) -> Arrival:
     """The arrival behind one finished request. Raises ValueError where it is longer than any can be."""
     if request.prompt_tokens + request.output_tokens > MAX_REQUEST_TOKENS:
         found = f"{request.prompt_tokens} prompt and {request.output_tokens} output tokens"
-        raise ValueError(f"trace: request {request.request} has {found}, at most {MAX_REQUEST_TOKENS} together")
+        raise ValueError(
+            f"trace: request {request.request} has {found}, at most {MAX_REQUEST_TOKENS} together"
+        )
     return Arrival(
         at_s=at_s,
         segment=request.segment,

@@ -135,10 +135,14 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
         raise ValueError(f"{path}:{number + 1}: truncated or damaged gzip ({error})") from None
 
 
-def _open(path: Path) -> IO[str]:
+def is_gzip(path: Path) -> bool:
+    """Whether the file begins like one."""
     with path.open("rb") as file:
-        zipped = file.read(2) == _GZIP
-    if zipped:
+        return file.read(2) == _GZIP
+
+
+def _open(path: Path) -> IO[str]:
+    if is_gzip(path):
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open("rt", encoding="utf-8-sig", newline="")
 

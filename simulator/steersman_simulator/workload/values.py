@@ -32,7 +32,7 @@ class Cells:
             raise self.error(name, value, allowed)
         return found * scale
 
-    def fraction_free(self, name: str, value: Any, allowed: str) -> float:
+    def number(self, name: str, value: Any, allowed: str) -> float:
         """Any finite number from 0 on; `allowed` says in words what it means."""
         found = self._number(name, value, allowed)
         if found < 0.0:
