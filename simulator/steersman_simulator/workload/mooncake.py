@@ -1,7 +1,7 @@
 """Mooncake's traces (Qin et al., FAST 2025): JSON lines with the prefix blocks of every prompt.
 
 `timestamp` (ms), `input_length`, `output_length` (tokens), `hash_ids` (of 512-token blocks; prompts with
-equal leading ids share a prefix). Arrivals stand on ticks of 3 s; they are spread inside their tick by chance.
+equal leading ids share a prefix). Arrivals stand on ticks of 3 s; they are spread inside them by chance.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

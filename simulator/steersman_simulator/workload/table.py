@@ -1,7 +1,8 @@
 """Our own format of a workload: CSV, JSON lines or Parquet with one request a row.
 
 `arrival_s` (from the start), `prompt_tokens`, `output_tokens`, and where known `segment`, `stops`,
-`hash_ids` with `hash_block_tokens`, `request_id`. The per-request file of a simulated run is one, so runs can be chained.
+`hash_ids` with `hash_block_tokens`, `request_id`. The per-request file of a simulated run is one, so runs
+can be chained.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,8 @@
 """Results of `vllm bench serve --save-result --save-detailed`: one JSON object with arrays over requests.
 
 `input_lens`, `output_lens`, `start_times` (s, any origin). Where `start_times` are missing, arrivals are
-drawn again as vLLM draws them: Gamma gaps of shape `burstiness` at `request_rate`. A request that failed has no
-output; it is left out and counted. With `--append-result` a file holds several runs, one a line.
+drawn again as vLLM draws them: Gamma gaps of shape `burstiness` at `request_rate`. A request that failed
+has no output; it is left out and counted. With `--append-result` a file holds several runs, one a line.
 """
 
 import gzip
