@@ -21,6 +21,7 @@ class TraceWriter:
     """Writes events as they happen; beyond `max_events` they are counted only."""
 
     def __init__(self, path: Path, max_events: int = MAX_EVENTS) -> None:
+        self._path = path
         self._file: IO[bytes] = path.open("xb")
         self._encoder = msgspec.json.Encoder()
         self._left = max_events
@@ -88,6 +89,11 @@ class TraceWriter:
                 events.append(_phase("e", phase, pid, report.request, start + bounds[number + 1]))
         events.append(_phase("e", name, pid, report.request, start + report.e2e_s))
         self._write(events)
+
+    def abandon(self) -> None:
+        """Leave no file."""
+        self._file.close()
+        self._path.unlink()
 
     def close(self) -> None:
         """End the file; without it the JSON is not whole."""

@@ -9,6 +9,7 @@ from typing import IO, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from steersman_policies.messages import RequestReport
 from steersman_simulator.workload.arrival import Arrival
@@ -41,16 +42,12 @@ class RequestLine(Struct, omit_defaults=True):
 
 
 def finished_line(
-    ordinal: int, arrival: Arrival, report: RequestReport, *, preemptions: int = 0, engine: str = ""
+    arrival: Arrival, report: RequestReport, *, preemptions: int = 0, engine: str = ""
 ) -> RequestLine:
     """The line of a finished request."""
-    return RequestLine(
-        request_id=arrival.request_id or str(ordinal),
-        segment=arrival.segment,
-        arrival_s=arrival.at_s,
-        prompt_tokens=arrival.prompt_tokens,
-        output_tokens=arrival.output_tokens,
-        outcome="finished",
+    asked = unfinished_line(report.request, arrival, "finished", report.finish_reason)
+    return replace(
+        asked,
         queue_s=report.queue_s,
         ttft_s=report.ttft_s,
         tpot_s=report.tpot_s,
@@ -60,16 +57,10 @@ def finished_line(
         accepted_tokens=report.accepted,
         preemptions=preemptions,
         engine=engine,
-        finish_reason=report.finish_reason,
-        stops=arrival.stops,
-        hash_ids=arrival.hash_ids,
-        hash_block_tokens=arrival.hash_block_tokens,
     )
 
 
-def unfinished_line(
-    ordinal: int, arrival: Arrival, outcome: RequestEnd, *, reason: str = "", engine: str = ""
-) -> RequestLine:
+def unfinished_line(ordinal: int, arrival: Arrival, outcome: RequestEnd, reason: str) -> RequestLine:
     """The line of a request that was rejected, or is still running or waiting at the end."""
     return RequestLine(
         request_id=arrival.request_id or str(ordinal),
@@ -86,7 +77,7 @@ def unfinished_line(
         drafted_tokens=0,
         accepted_tokens=0,
         preemptions=0,
-        engine=engine,
+        engine="",
         finish_reason=reason,
         stops=arrival.stops,
         hash_ids=arrival.hash_ids,
@@ -98,6 +89,7 @@ class RequestWriter:
     """Writes lines in the order of their ordinals, each as soon as all before it are known."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file: IO[bytes] = path.open("xb")
         self._encoder = msgspec.json.Encoder()
         self._held: dict[int, RequestLine] = {}
@@ -109,6 +101,11 @@ class RequestWriter:
         while (ready := self._held.pop(self._next, None)) is not None:
             self._file.write(self._encoder.encode(ready) + b"\n")
             self._next += 1
+
+    def abandon(self) -> None:
+        """Leave no file."""
+        self._file.close()
+        self._path.unlink()
 
     def close(self) -> None:
         """Close the file; every request must have its line by now."""

@@ -1,19 +1,18 @@
 """Everything that a simulated run leaves: figures, and the files of `--out`.
 
-It is told of arrivals, steps and requests as they happen, so a long run needs no more memory than a short one,
-but for four numbers a request.
+It is told of arrivals, steps and requests as they happen, so a long run needs no more memory than a short
+one, but for four numbers a request.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from steersman_policies.messages import RequestReport, StepReport
+from steersman_policies.messages import StepReport
 from steersman_simulator.report.perfetto import MAX_EVENTS, TraceWriter
 from steersman_simulator.report.requests import RequestWriter, finished_line, unfinished_line
 from steersman_simulator.report.run_figures import RunView
 from steersman_simulator.report.tally import (
-    Deliveries,
     Metrics,
     RequestTally,
     Slo,
@@ -22,6 +21,7 @@ from steersman_simulator.report.tally import (
 )
 from steersman_simulator.report.timeline import Timeline, coarse
 from steersman_simulator.workload.arrival import Arrival
+from steersman_simulator.world.requests import Finished
 
 RESULT, REQUESTS, TRACE, PAGE, JOURNAL = FILES = (
     "result.json",
@@ -34,7 +34,7 @@ K_BINS = 40
 
 
 class RunReport:
-    """One run. With a folder, requests and trace are written there while it goes on."""
+    """An observer of one arm. With a folder, requests and trace are written there while it goes on."""
 
     def __init__(
         self,
@@ -42,11 +42,13 @@ class RunReport:
         slo: Slo | None = None,
         folder: Path | None = None,
         trace_events: int = MAX_EVENTS,
-        start_s: float = 0.0,
+        wants_deliveries: bool = True,
     ) -> None:
+        self.wants_steps = True
+        self.wants_deliveries = wants_deliveries
         self.requests = RequestTally(slo)
         self.steps = StepTally()
-        self.timeline = Timeline(start_s)
+        self.timeline = Timeline()
         self.arrived = self.rejected = self.unfinished = self.preemptions = 0
         self.reasons = Counter[str]()
         self._pending: dict[int, Arrival] = {}
@@ -63,35 +65,41 @@ class RunReport:
             self._pending[ordinal] = arrival
             yield arrival
 
-    def step(self, report: StepReport, engine: str = "") -> None:
+    def on_arm(self, arm: int) -> None:
+        """There is one arm only."""
+        assert arm == 0
+
+    def on_step(self, engine: int, report: StepReport) -> None:
         """An engine ended a step."""
         self.steps.add(report)
         self.timeline.add(report)
         if self._trace is not None:
-            self._trace.step(engine, report)
+            self._trace.step(self._name(engine), report)
 
-    def request(
-        self, report: RequestReport, *, deliveries: Deliveries = (), preemptions: int = 0, engine: str = ""
-    ) -> None:
+    def on_request(self, engine: int, done: Finished) -> None:
         """A request ended; its ordinal is its place among the arrivals."""
+        report = done.report
         arrival = self._pending.pop(report.request)
         self.arrived += 1
-        self.preemptions += preemptions
-        self.requests.add(report, deliveries)
+        self.preemptions += done.preemptions
+        self.requests.add(report, done.deliveries)
         if self._lines is not None:
-            line = finished_line(report.request, arrival, report, preemptions=preemptions, engine=engine)
+            line = finished_line(arrival, report, preemptions=done.preemptions, engine=self._name(engine))
             self._lines.write(report.request, line)
         if self._trace is not None:
-            self._trace.request(engine, report, arrival.request_id or str(report.request))
+            self._trace.request(self._name(engine), report, arrival.request_id or str(report.request))
 
-    def reject(self, ordinal: int, reason: str, engine: str = "") -> None:
+    def on_reject(self, ordinal: int, reason: str) -> None:
         """A request was turned away."""
         arrival = self._pending.pop(ordinal)
         self.arrived += 1
         self.rejected += 1
         self.reasons[reason] += 1
         if self._lines is not None:
-            self._lines.write(ordinal, unfinished_line(ordinal, arrival, "rejected", reason=reason, engine=engine))
+            self._lines.write(ordinal, unfinished_line(ordinal, arrival, "rejected", reason))
+
+    def _name(self, engine: int) -> str:
+        return f"engine {engine}"
 
     def end(self, duration_s: float) -> Metrics:
         """All figures of the run; every request that came and did not end is counted as running."""
@@ -101,7 +109,7 @@ class RunReport:
                 self.arrived += 1
                 self.unfinished += 1
                 if self._lines is not None:
-                    self._lines.write(ordinal, unfinished_line(ordinal, arrival, "running"))
+                    self._lines.write(ordinal, unfinished_line(ordinal, arrival, "running", ""))
         self._pending.clear()
         self._close()
         return (
@@ -128,6 +136,12 @@ class RunReport:
             seconds=self.requests.seconds,
             position_acceptance={name: each.position_acceptance() for name, each in segments},
         )
+
+    def abandon(self) -> None:
+        """The run failed: take away what was written of it."""
+        for writer in (self._lines, self._trace):
+            if writer is not None:
+                writer.abandon()
 
     def _close(self) -> None:
         if self._lines is not None:
