@@ -216,6 +216,7 @@ class World:
         reason = batches[number].refusal(arrival)
         if reason:
             self._rejected.append(Rejected(self._arm, ordinal, reason))
+            self._observer.on_reject(ordinal, reason)
             return
         self._unfinished += 1
         batches[number].arrive(Live(ordinal, self._arm, arrival, self.env.now, place))
