@@ -90,19 +90,27 @@ class _Axis:
 
     def __init__(self, columns: Mapping[int, Column]) -> None:
         self._grid = sorted(columns)
-        self._columns = [columns[size] for size in self._grid]
+        self._columns = dict(columns)
 
-    def at(self, size: float, second: float) -> float:
+    def at(self, size: int, second: float) -> float:
         """Flat below the first points, the last slope beyond the last."""
-        grid, columns = self._grid, self._columns
+        column = self._columns.get(size)
+        if column is None:
+            column = self._columns[size] = self._between(size)
+        return interpolate(*column, second)
+
+    def _between(self, size: int) -> Column:
+        grid = self._grid
         if size <= grid[0] or len(grid) == 1:
-            return interpolate(*columns[0], second)
+            return self._columns[grid[0]]
         right = min(bisect_left(grid, size), len(grid) - 1)
-        high = interpolate(*columns[right], second)
-        if size == grid[right]:
-            return high
-        low = interpolate(*columns[right - 1], second)
-        return low + (high - low) * (size - grid[right - 1]) / (grid[right] - grid[right - 1])
+        low, high = self._columns[grid[right - 1]], self._columns[grid[right]]
+        part = (size - grid[right - 1]) / (grid[right] - grid[right - 1])
+        seconds = sorted({*low[0], *high[0]})
+        values = [
+            interpolate(*low, x) + part * (interpolate(*high, x) - interpolate(*low, x)) for x in seconds
+        ]
+        return tuple(seconds), tuple(values)
 
 
 def find(tables: Path, name: str) -> Path:
