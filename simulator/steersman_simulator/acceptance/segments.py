@@ -26,7 +26,6 @@ from steersman_simulator.acceptance.draft_table import MAX_DRAFT_TOKENS, DraftTa
 from steersman_simulator.workload.arrival import Arrival
 from steersman_simulator.world.chance import generator
 
-
 _Spread = Annotated[float, Meta(ge=0.0, le=10.0)]
 
 
