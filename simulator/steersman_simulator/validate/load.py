@@ -18,7 +18,7 @@ OUTPUT_TOKENS = 30
 LOADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75)
 """Of the rate at which the formula diverges."""
 
-REQUESTS = 2000
+REQUESTS = 6000
 MEASURED = (0.3, 0.9)
 """The stretch of the requests whose latency counts: after the queue has filled, before arrivals end."""
 

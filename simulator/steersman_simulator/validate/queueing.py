@@ -19,7 +19,7 @@ SERVICE_S = 1e-3
 """Short against the sidecar's own intervals, which cost time in a run and change nothing here."""
 
 LOADS = (0.3, 0.6, 0.8)
-REQUESTS = 12000
+REQUESTS = 30_000
 
 Column = NDArray[np.float64]
 

@@ -1,14 +1,12 @@
 """V3: accepted / drafted falls with K although nothing changed; A / (A + R) does not, and is believed."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from steersman_simulator.acceptance.segments import ConstantAcceptance
 from steersman_simulator.report.summary import position_acceptance, summary
 from steersman_simulator.truths.constant import ConstantSteps
 from steersman_simulator.validate.check import Asked, Check, Figure, Sample, mean_of, three_sigma
-from steersman_simulator.validate.serving import SEGMENT, Served, closed, serve
+from steersman_simulator.validate.serving import SEGMENT, Served, closed, serve, watched
 from steersman_simulator.world.chance import generator
 
 RATIO = {
@@ -29,7 +27,14 @@ def ratio_samples(asked: Asked) -> list[Sample]:
     samples = []
     for alpha, row in RATIO.items():
         for k, expected in row.items():
-            served = _served(alpha, k, asked.count(OUTPUT_TOKENS), asked.seed)
+            served = serve(
+                closed(REQUESTS, asked.count(OUTPUT_TOKENS)),
+                truth=ConstantSteps(STEP_S),
+                acceptance=ConstantAcceptance(alpha),
+                k=k,
+                max_batch=REQUESTS,
+                seed=asked.seed,
+            )
             metrics = summary([], served.steps, duration_s=1.0)
             counts = served.outcomes(k)
             steps = sum(counts.values())
@@ -47,11 +52,7 @@ def belief_samples(asked: Asked) -> list[Sample]:
     for alpha in RATIO:
         recorded, believed = [], []
         for world in range(WORLDS):
-            chance = generator(asked.seed, 3, world)
-            moments = np.arange(0.0, OUTPUT_TOKENS * STEP_S, K_LASTS_S).tolist()
-            changes = list(zip(moments, chance.integers(1, K_MAX + 1, len(moments)).tolist(), strict=True))
-            changes[0] = (0.0, K_MAX)
-            served = _served(alpha, changes, asked.count(OUTPUT_TOKENS), asked.seed + world + 1)
+            served = _under_random_k(alpha, world, asked)
             recorded.append(position_acceptance(served.steps, SEGMENT))
             believed.append(next(b for b in served.belief if b.segment == SEGMENT).acceptance)
         for name, found in (("recorded", recorded), ("believed", believed)):
@@ -67,11 +68,17 @@ def figures(asked: Asked) -> list[Figure]:
     return three_sigma(ratio_samples(asked)) + three_sigma(belief_samples(asked), degrees=WORLDS - 1)
 
 
-def _served(alpha: float, k: int | Sequence[tuple[float, int]], tokens: int, seed: int) -> Served:
-    arrivals = closed(REQUESTS, tokens)
-    acceptance = ConstantAcceptance(alpha)
-    return serve(
-        arrivals, truth=ConstantSteps(STEP_S), acceptance=acceptance, k=k, max_batch=REQUESTS, seed=seed
+def _under_random_k(alpha: float, world: int, asked: Asked) -> Served:
+    chance = generator(asked.seed, 3, world)
+    moments = np.arange(0.0, OUTPUT_TOKENS * STEP_S, K_LASTS_S).tolist()
+    ks = [K_MAX, *chance.integers(1, K_MAX + 1, len(moments) - 1).tolist()]
+    return watched(
+        closed(REQUESTS, asked.count(OUTPUT_TOKENS)),
+        truth=ConstantSteps(STEP_S),
+        acceptance=ConstantAcceptance(alpha),
+        changes=list(zip(moments, ks, strict=True)),
+        max_batch=REQUESTS,
+        seed=asked.seed + 1000 * world,
     )
 
 

@@ -1,4 +1,4 @@
-"""A small world for a check: one engine under a fixed K, or under K that change at given moments."""
+"""A small world for a check: one engine, under a fixed K or under K that change at given moments."""
 
 from collections.abc import Sequence
 
@@ -16,12 +16,15 @@ from steersman_simulator.world.world import ENGINE_ID, Arm, Change, Outcome, Wor
 
 SEGMENT = "chat"
 
+PREFILL_BUDGET_TOKENS = 1 << 24
+"""Whole prompts at once."""
+
 PLAN_INTERVAL_S = 10.0
 """K is fixed, and a change is planned at once: nothing is gained by plans in between."""
 
 
 class Served(Struct, frozen=True):
-    """What a world did, and what its controller believes at the end."""
+    """What a world did, and what its controller believes at the end, where there was one."""
 
     outcome: Outcome
     belief: tuple[SegmentBelief, ...]
@@ -66,25 +69,46 @@ def serve(
     *,
     truth: Truth,
     acceptance: Acceptance,
-    k: int | Sequence[tuple[float, int]],
+    k: int,
     max_batch: int,
     seed: int,
-    prefill_budget_tokens: int = 1 << 24,
 ) -> Served:
-    """Serve the arrivals in one world. `k`: the K from the start on, or (moment, K) of each change."""
-    changes = [(0.0, k)] if isinstance(k, int) else list(k)
-    steps = tuple(Change(at_s, "fixed", {"k": to}) for at_s, to in changes)
-    k_max = max(1, *(to for _, to in changes))
+    """Serve the arrivals in one world without a controller, under a fixed K."""
     world = World(
-        started=started(ControllerConfig(plan_interval_s=PLAN_INTERVAL_S), "fixed", {"k": changes[0][1]}),
-        hello=hello(k_max, max_batch),
-        shape=Shape(max_batch, prefill_budget_tokens),
+        started=None,
+        hello=hello(max(k, 1), max_batch),
+        shape=Shape(max_batch, PREFILL_BUDGET_TOKENS),
+        truth=truth,
+        acceptance=acceptance,
+        seed=seed,
+        fixed_k=k,
+    )
+    return Served(world.run([Arm("check", arrivals)]), ())
+
+
+def watched(
+    arrivals: Sequence[Arrival],
+    *,
+    truth: Truth,
+    acceptance: Acceptance,
+    changes: Sequence[tuple[float, int]],
+    max_batch: int,
+    seed: int,
+) -> Served:
+    """The same beside a controller that learns, and under K that change at these moments; the first is 0."""
+    first, *_ = changes
+    world = World(
+        started=started(ControllerConfig(plan_interval_s=PLAN_INTERVAL_S), "fixed", {"k": first[1]}),
+        hello=hello(max(k for _, k in changes), max_batch),
+        shape=Shape(max_batch, PREFILL_BUDGET_TOKENS),
         truth=truth,
         acceptance=acceptance,
         seed=seed,
     )
-    outcome = world.run([Arm("check", tuple(arrivals), steps)])
-    return Served(outcome, world.steering.fleet.controllers[ENGINE_ID].segments())
+    policies = tuple(Change(at_s, "fixed", {"k": k}) for at_s, k in changes)
+    outcome = world.run([Arm("check", arrivals, policies)])
+    assert world.sidecar is not None
+    return Served(outcome, world.sidecar.fleet.controllers[ENGINE_ID].segments())
 
 
 def closed(requests: int, output_tokens: int, *, prompt_tokens: int = 1) -> list[Arrival]:

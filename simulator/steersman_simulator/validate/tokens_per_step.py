@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from steersman_policies.units import UNKNOWN_SEGMENT
+from steersman_simulator.acceptance.by_position import by_position
 from steersman_simulator.acceptance.draft_table import Acceptance
-from steersman_simulator.acceptance.segments import AcceptanceTruth, ConstantAcceptance, SegmentTruth
+from steersman_simulator.acceptance.segments import ConstantAcceptance
 from steersman_simulator.truths.constant import ConstantSteps
 from steersman_simulator.validate.check import Asked, Check, Figure, Sample, share_of, three_sigma
 from steersman_simulator.validate.serving import closed, serve
@@ -16,11 +17,6 @@ BY_POSITION = ((0.92, 0.68, 0.38), (0.608, 0.641, 0.692, 0.749, 0.769))
 """Falling (GLM-4.5-Air) and rising with depth (EAGLE-3 on InstructCoder): papers 4.2 and 5.1."""
 
 REQUESTS, OUTPUT_TOKENS = 64, 1500
-
-
-def by_position(acceptance: Sequence[float]) -> AcceptanceTruth:
-    """Always a full draft, accepted with these conditional probabilities."""
-    return AcceptanceTruth({UNKNOWN_SEGMENT: SegmentTruth(1.0, 0.0, (1.0,), tuple(acceptance))})
 
 
 def step_samples(name: str, drawn: Acceptance, hazards: Sequence[float], asked: Asked) -> list[Sample]:
@@ -51,7 +47,7 @@ def figures(asked: Asked) -> list[Figure]:
         samples += step_samples(name, ConstantAcceptance(alpha), (alpha,) * k, asked)
     for hazards in BY_POSITION:
         name = "by position " + " ".join(f"{a:g}" for a in hazards)
-        samples += step_samples(name, by_position(hazards), hazards, asked)
+        samples += step_samples(name, by_position({UNKNOWN_SEGMENT: hazards}), hazards, asked)
     return three_sigma(samples)
 
 

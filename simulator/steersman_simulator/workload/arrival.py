@@ -23,6 +23,12 @@ class Arrival(Struct, frozen=True):
     stops: bool = False
     """Ended by a stop token: nobody knew its length in advance, so drafts may reach beyond its end."""
     statistics: PromptStatistics | None = None
+    hash_ids: tuple[int, ...] = ()
+    """Of the prompt's blocks in order; two prompts with equal leading ids share that prefix."""
+    hash_block_tokens: int = 0
+    """Tokens of such a block; 0: nothing is known about prefixes."""
+    request_id: str = ""
+    """What the trace calls it."""
 
 
 def arrivals_of(
