@@ -13,11 +13,11 @@ from steersman_simulator.sweep.grid import read_sweep
 from steersman_simulator.sweep.results import CELL, Results, read_rows, table_of
 from steersman_simulator.sweep.run import run_cells
 
-BASE = {"policy": "off", "params": {}, "load": 1.0, "workload": {"kind": "made"}}
+BASE = {"policy": {"name": "off", "params": {}}, "load": 1.0, "workload": {"kind": "made"}}
 
 
 def grid(folder: Path, tree: dict | None = None, version: str = "1", **parts) -> Cells:
-    parts = {"vary": {"policy": ["off", "fixed"], "params.k": [1, 3], "load": [1.0, 2.0]}, **parts}
+    parts = {"vary": {"policy.name": ["off", "fixed"], "policy.params.k": [1, 3], "load": [1.0, 2.0]}, **parts}
     return cells_of(tree or BASE, Grid(**parts), folder=folder, version=version, check=lambda tree, where: None)
 
 
@@ -30,22 +30,22 @@ def test_a_grid_is_every_combination_with_the_parameters_that_its_policy_has(tmp
     """`off` has no K, so its cells with K = 1 and K = 3 are one; the others differ."""
     found = grid(tmp_path, seeds=[4, 5])
     assert [(cell.varied, cell.seed) for cell in found.cells[:3]] == [
-        ({"policy": "off", "load": 1.0}, 4),
-        ({"policy": "off", "load": 1.0}, 5),
-        ({"policy": "off", "load": 2.0}, 4),
+        ({"policy.name": "off", "load": 1.0}, 4),
+        ({"policy.name": "off", "load": 1.0}, 5),
+        ({"policy.name": "off", "load": 2.0}, 4),
     ]
     assert (len(found.cells), found.repeated) == (12, 4)
     assert found.cells[-1].scenario == {
-        **BASE, "policy": "fixed", "params": {"k": 3}, "load": 2.0, "seed": 5
+        **BASE, "policy": {"name": "fixed", "params": {"k": 3}}, "load": 2.0, "seed": 5
     }
-    assert BASE["params"] == {}
+    assert BASE["policy"] == {"name": "off", "params": {}}
 
 
 def test_explicit_cells_meet_every_combination(tmp_path):
     """Settings that belong together are crossed with the grid, not with each other."""
-    cells = [{"policy": "off"}, {"policy": "fixed", "params.k": 5}]
+    cells = [{"policy.name": "off"}, {"policy.name": "fixed", "policy.params.k": 5}]
     found = grid(tmp_path, vary={"load": [1, 2, 3]}, cells=cells)
-    assert [cell.varied for cell in found.cells][3] == {"policy": "fixed", "params.k": 5, "load": 1}
+    assert [cell.varied for cell in found.cells][3] == {"policy.name": "fixed", "policy.params.k": 5, "load": 1}
     assert len(found.cells) == 6
 
 
@@ -64,15 +64,15 @@ def test_a_cell_is_known_by_scenario_version_and_content_of_its_files(tmp_path):
 @pytest.mark.parametrize(
     ("vary", "told"),
     [
-        ({"params.kk": [1]}, "params.kk: no policy of this sweep has it, did you mean 'k'?; allowed: k"),
-        ({"policy.name": ["off"]}, "policy.name: policy is fixed, which has no keys inside"),
-        ({"policy": ["fixd"]}, "policy: no 'fixd', did you mean 'fixed'?"),
+        ({"policy.params.kk": [1]}, "policy.params.kk: no policy of this sweep has it, did you mean 'k'?; allowed: k"),
+        ({"load.x": [1]}, "load.x: load is 1.0, which has no keys inside"),
+        ({"policy.name": ["fixd"]}, "policy: no 'fixd', did you mean 'fixed'?"),
     ],
 )
 def test_a_key_that_no_scenario_has_is_refused(tmp_path, vary, told):
     """Before anything runs, in one line that says what was meant."""
     with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
-        grid(tmp_path, BASE | {"policy": "fixed"}, vary=vary)
+        grid(tmp_path, BASE | {"policy": {"name": "fixed", "params": {}}}, vary=vary)
     assert told in str(error.value)
 
 
@@ -80,11 +80,11 @@ def test_a_sweep_file_and_the_command_line_say_the_same(tmp_path):
     """--vary and --seeds take the place of what the file says of the same key."""
     (tmp_path / "base.yaml").write_text("policy: fixed\nseed: 7\nload: 1\n")
     (tmp_path / "sweep.yaml").write_text(
-        "scenario: base.yaml\nvary: {load: [1, 2], params.k: [1]}\ncells: [{policy: fixed}]\nseeds: 2\n"
+        "scenario: base.yaml\nvary: {load: [1, 2], params.k: [1]}\ncells: [{policy: off}]\nseeds: 2\n"
     )
     tree, folder, found = read_sweep(tmp_path / "sweep.yaml", ["params.k=3,5"], None)
     assert (tree["load"], folder) == (1, tmp_path)
-    assert found == Grid({"load": [1, 2], "params.k": [3, 5]}, [{"policy": "fixed"}], (7, 8))
+    assert found == Grid({"load": [1, 2], "policy.params.k": [3, 5]}, [{"policy.name": "off"}], (7, 8))
     assert read_sweep(tmp_path / "base.yaml", ["load=2"], 3)[2] == Grid({"load": [2]}, [], (7, 8, 9))
 
 
@@ -118,7 +118,7 @@ def test_rows_do_not_depend_on_the_number_of_jobs(tmp_path):
         del row["pid"]
     assert one == two
     assert len(one) == len(cells) == 6
-    assert one[cells[2].key]["scenario.params.k"] == 1
+    assert one[cells[2].key]["scenario.policy.params.k"] == 1
 
 
 def test_a_cell_that_fails_is_a_row_and_the_others_go_on(tmp_path):
@@ -201,17 +201,17 @@ def test_the_best_is_found_within_a_condition_on_paired_seeds():
     for load in (1, 2):
         for k, factor in ((1, 1.0), (3, 0.9 if load == 1 else 1.1)):
             for seed in range(5):
-                cell = Cell(f"{load}-{k}-{seed}", {}, {"load": load, "params.k": k}, seed)
+                cell = Cell(f"{load}-{k}-{seed}", {}, {"load": load, "policy.params.k": k}, seed)
                 cells.append(cell)
                 cost = load * factor * 2.0**seed * (1.0 + 0.001 * ((seed * k) % 3))
                 rows[cell.key] = {"cell": cell.key, "status": "ok", "busy_s_per_token": cost}
     quiet, busy = groups_of(cells, rows, Goal())
-    assert (quiet.where, quiet.standings[0].choice) == ({"load": 1}, {"params.k": 3})
-    assert (busy.where, busy.standings[0].choice) == ({"load": 2}, {"params.k": 1})
+    assert (quiet.where, quiet.standings[0].choice) == ({"load": 1}, {"policy.params.k": 3})
+    assert (busy.where, busy.standings[0].choice) == ({"load": 2}, {"policy.params.k": 1})
     second = quiet.standings[1]
     assert 1.10 < second.low < second.speedup < second.high < 1.13
     more = groups_of(cells, rows, Goal("busy_s_per_token", "more"))
-    assert more[0].standings[0].choice == {"params.k": 1}
+    assert more[0].standings[0].choice == {"policy.params.k": 1}
     with pytest.raises(ValueError, match="did you mean 'busy_s_per_token'"):
         groups_of(cells, rows, Goal("busy_s_per_tokn"))
 

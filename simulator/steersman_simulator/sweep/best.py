@@ -1,6 +1,6 @@
 """Which setting wins where: choices against each other under the same conditions and seeds.
 
-A choice is what an operator sets: the policy, its parameters, the controller. All else that is varied
+A choice is what an operator sets: the policy with its parameters, the controller, its prior. All else that is varied
 (load, workload, truth, engine) is a condition, and choices are compared within one condition.
 """
 
@@ -16,7 +16,7 @@ from steersman_policies.policy import did_you_mean
 from steersman_simulator.sweep.cells import SEED, Cell, said
 from steersman_simulator.sweep.results import CELL, OK, STATUS, Row
 
-CHOSEN = ("policy", "params", "controller")
+CHOSEN = ("policy", "controller", "prior")
 CONFIDENCE = 0.95
 
 

@@ -1,6 +1,6 @@
 """The cells of a sweep: one scenario with some of its keys set, for every combination.
 
-A key is dotted, as `workload.load` or `params.k`. A cell is known by its content: the whole scenario,
+A key is dotted, as `workload.load` or `policy.params.k`. A cell is known by its content: the whole scenario,
 the bytes of the files that it names, and the version that runs it.
 """
 
@@ -26,6 +26,7 @@ Check: TypeAlias = Callable[[Tree, str], None]
 """Raises ValueError, in one line that begins with the second argument, for what is no scenario."""
 
 SEED = "seed"
+NAME, PARAMS = "policy.name", "policy.params"
 _KEY_DIGITS = 24
 
 
@@ -60,8 +61,8 @@ class Cells(Struct, frozen=True):
 def cells_of(scenario: Tree, grid: Grid, *, folder: Path, version: str, check: Check) -> Cells:
     """Every cell, each checked before any runs. Paths in the scenario are relative to `folder`.
 
-    Parameters of policies are set where the cell's policy has them, so that `policy` and `params.k` can
-    be varied in one grid. Raises ValueError for a key or a value that no scenario has.
+    Parameters of policies are set where the cell's policy has them, so that `policy.name` and
+    `policy.params.k` can be varied in one grid. Raises ValueError for a key or a value that no scenario has.
     """
     digests: dict[Path, str] = {}
     found: dict[str, Cell] = {}
@@ -89,9 +90,9 @@ def put(tree: Tree, key: str, value: Any) -> None:
 
     >>> tree = {"workload": {"load": 1.0}}
     >>> put(tree, "workload.load", 2.0)
-    >>> put(tree, "params.k", 4)
+    >>> put(tree, "policy.params.k", 4)
     >>> tree
-    {'workload': {'load': 2.0}, 'params': {'k': 4}}
+    {'workload': {'load': 2.0}, 'policy': {'params': {'k': 4}}}
     """
     *path, last = key.split(".")
     place = tree
@@ -153,26 +154,29 @@ def _combinations(grid: Grid) -> Iterator[dict[str, Any]]:
 
 def _parameters(scenario: Tree, grid: Grid) -> frozenset[str]:
     """Names of the parameters that any policy of the sweep has."""
-    named = [scenario.get("policy"), *grid.vary.get("policy", ()), *(c.get("policy") for c in grid.cells)]
+    policy = scenario.get("policy")
+    first = policy.get("name") if isinstance(policy, dict) else None
+    named = [first, *grid.vary.get(NAME, ()), *(chosen.get(NAME) for chosen in grid.cells)]
     return frozenset(name for policy in named if isinstance(policy, str) for name in _fields(policy))
 
 
 def _fit_parameters(tree: Tree, taken: frozenset[str]) -> set[str]:
     """Take parameters of other policies of the sweep out of `tree`; the dotted keys that went."""
-    params, policy = tree.get("params"), tree.get("policy")
-    if not isinstance(params, dict) or not isinstance(policy, str):
+    policy = tree.get("policy")
+    if not isinstance(policy, dict) or not isinstance(policy.get("name"), str):
         return set()
-    mine = _fields(policy)
+    mine, params = _fields(policy["name"]), policy.get("params")
+    if not isinstance(params, dict):
+        return set()
     for name in params:
-        if name not in taken:
+        if name not in taken and name not in mine:
             listed = ", ".join(sorted(taken)) or "none"
-            raise ValueError(
-                f"params.{name}: no policy of this sweep has it{did_you_mean(name, taken)}; allowed: {listed}"
-            )
+            hint = did_you_mean(name, taken)
+            raise ValueError(f"{PARAMS}.{name}: no policy of this sweep has it{hint}; allowed: {listed}")
     others = [name for name in params if name not in mine]
     for name in others:
         del params[name]
-    return {f"params.{name}" for name in others}
+    return {f"{PARAMS}.{name}" for name in others}
 
 
 def _fields(policy: str) -> Sequence[str]:

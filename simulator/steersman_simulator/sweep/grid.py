@@ -7,10 +7,12 @@ scenario: base.yaml        # or the scenario itself
 vary:                      # every combination
   workload.load: [0.5, 1, 2]
 cells:                     # settings that belong together
-  - {policy: "off"}
+  - {policy: off}
   - {policy: fixed, params.k: 3}
 seeds: 5                   # or a list of them
 ```
+
+`policy` and `params.k` are short for `policy.name` and `policy.params.k`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,7 @@ import yaml
 from msgspec import Struct
 
 from steersman_controller.sidecar.shape import shaped
-from steersman_simulator.sweep.cells import SEED, Grid, Tree
+from steersman_simulator.sweep.cells import NAME, SEED, Grid, Tree
 
 
 class SweepFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,12 +50,16 @@ def read_sweep(path: Path, vary: Sequence[str] = (), seeds: int | None = None) -
     folder, scenario = path.parent, found.scenario
     if isinstance(scenario, str):
         folder, scenario = (path.parent / scenario).parent, read_yaml(path.parent / scenario)
-    given = dict(_varied(text) for text in vary)
+    vary_all = found.vary | dict(_varied(text) for text in vary)
     for key, values in found.vary.items():
         if not values:
             raise ValueError(f"{path}: vary.{key}: no values, so there is nothing to run")
     many = found.seeds if seeds is None else seeds
-    grid = Grid({**found.vary, **given}, found.cells, _seeds(many, scenario, str(path)))
+    grid = Grid(
+        {_key(key): [_said(key, value) for value in values] for key, values in vary_all.items()},
+        [{_key(key): _said(key, value) for key, value in cell.items()} for cell in found.cells],
+        _seeds(many, scenario, str(path)),
+    )
     if SEED in grid.vary or any(SEED in cell for cell in grid.cells):
         raise ValueError(f"{path}: {SEED} is not varied like other keys; say how many with seeds")
     return scenario, folder, grid
@@ -77,6 +83,22 @@ def values_of(text: str) -> list[Any]:
     (['off', 'fixed'], [1, 2.5, True, [1, 2]], [{'kind': 'a', 'b': 1}, None])
     """
     return [_value(part.strip()) for part in _split(text) if part.strip()]
+
+
+def _key(key: str) -> str:
+    """The whole key.
+
+    >>> _key("policy"), _key("params.k"), _key("workload.load")
+    ('policy.name', 'policy.params.k', 'workload.load')
+    """
+    if key == "policy":
+        return NAME
+    return f"policy.{key}" if key.startswith("params.") else key
+
+
+def _said(key: str, value: Any) -> Any:
+    """YAML takes the word `off` for a truth value, but no policy is called False."""
+    return "off" if _key(key) == NAME and value is False else value
 
 
 def _varied(text: str) -> tuple[str, list[Any]]:

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from steersman_policies.messages import StepReport
@@ -33,6 +34,15 @@ class StepTruth(Struct, frozen=True):
     def sampler(self, chance: Chance) -> "StepSampler":
         """One stream of noisy step seconds."""
         return StepSampler(self, chance)
+
+    def paced(self, factor: float) -> "StepTruth":
+        """The same machine, every step `factor` times as long."""
+        return replace(
+            self,
+            verify=self.verify.times(factor),
+            draft=self.draft.times(factor),
+            other=self.other.times(factor),
+        )
 
     def predicted_s(self, steps: Sequence[StepReport]) -> NDArray[np.float64]:
         """Busy seconds of recorded steps, without noise."""
@@ -114,6 +124,14 @@ def fit_steps(steps: Sequence[StepReport]) -> StepTruth:
         strict=True,
     )
     return StepTruth(verify, draft, other, tuple(residuals))
+
+
+def pace(truth: StepTruth, steps: Sequence[StepReport]) -> float | None:
+    """Measured over predicted busy seconds of recorded steps; None where there are none to learn from."""
+    usable = [s for s in steps if s.trains and s.busy_s > 0.0]
+    if not usable:
+        return None
+    return float(sum(s.busy_s for s in usable) / truth.predicted_s(usable).sum())
 
 
 def relative_error(truth: StepTruth, steps: Sequence[StepReport]) -> float | None:

@@ -1,0 +1,1 @@
+"""How wrong the simulator is against measurements that it has not seen."""
