@@ -7,6 +7,7 @@ from steersman_controller.events import ControllerConfig
 from steersman_policies.messages import StepReport
 from steersman_simulator.fidelity import recorded as fidelity
 from steersman_simulator.truths.recorded import StepTruth
+from steersman_simulator.truths.scaled import ScaledSeconds
 from steersman_simulator.windows import EngineTrace, engine_trace
 
 
@@ -42,8 +43,9 @@ def test_a_world_predicts_what_it_has_not_seen(trace):
 
 def test_steps_a_fifth_too_long_are_seen(trace, monkeypatch):
     """A simulator whose every step takes 1.2 times the seconds fails by goodput and by the medians."""
-    right = StepTruth.paced
-    monkeypatch.setattr(StepTruth, "paced", lambda self, factor: right(self, 1.2 * factor))
+    right = StepTruth.sampler
+    slow = lambda truth, chance: ScaledSeconds(right(truth, chance), 1.2)  # noqa: E731
+    monkeypatch.setattr(StepTruth, "sampler", slow)
     found = predicted(trace)
     assert not found.passed
     failed = {score.figure for score in found.scored[0].scores if not score.passed}

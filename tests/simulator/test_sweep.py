@@ -1,6 +1,5 @@
 """Sweeps: the grid, one row per cell, resuming, failing cells, who wins."""
 
-import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -17,8 +16,13 @@ BASE = {"policy": {"name": "off", "params": {}}, "load": 1.0, "workload": {"kind
 
 
 def grid(folder: Path, tree: dict | None = None, version: str = "1", **parts) -> Cells:
-    parts = {"vary": {"policy.name": ["off", "fixed"], "policy.params.k": [1, 3], "load": [1.0, 2.0]}, **parts}
-    return cells_of(tree or BASE, Grid(**parts), folder=folder, version=version, check=lambda tree, where: None)
+    parts = {
+        "vary": {"policy.name": ["off", "fixed"], "policy.params.k": [1, 3], "load": [1.0, 2.0]},
+        **parts,
+    }
+    return cells_of(
+        tree or BASE, Grid(**parts), folder=folder, version=version, check=lambda tree, where: None
+    )
 
 
 def rows_of(cells, folder, jobs=1, **options):
@@ -36,7 +40,10 @@ def test_a_grid_is_every_combination_with_the_parameters_that_its_policy_has(tmp
     ]
     assert (len(found.cells), found.repeated) == (12, 4)
     assert found.cells[-1].scenario == {
-        **BASE, "policy": {"name": "fixed", "params": {"k": 3}}, "load": 2.0, "seed": 5
+        **BASE,
+        "policy": {"name": "fixed", "params": {"k": 3}},
+        "load": 2.0,
+        "seed": 5,
     }
     assert BASE["policy"] == {"name": "off", "params": {}}
 
@@ -45,7 +52,11 @@ def test_explicit_cells_meet_every_combination(tmp_path):
     """Settings that belong together are crossed with the grid, not with each other."""
     cells = [{"policy.name": "off"}, {"policy.name": "fixed", "policy.params.k": 5}]
     found = grid(tmp_path, vary={"load": [1, 2, 3]}, cells=cells)
-    assert [cell.varied for cell in found.cells][3] == {"policy.name": "fixed", "policy.params.k": 5, "load": 1}
+    assert [cell.varied for cell in found.cells][3] == {
+        "policy.name": "fixed",
+        "policy.params.k": 5,
+        "load": 1,
+    }
     assert len(found.cells) == 6
 
 
@@ -64,7 +75,10 @@ def test_a_cell_is_known_by_scenario_version_and_content_of_its_files(tmp_path):
 @pytest.mark.parametrize(
     ("vary", "told"),
     [
-        ({"policy.params.kk": [1]}, "policy.params.kk: no policy of this sweep has it, did you mean 'k'?; allowed: k"),
+        (
+            {"policy.params.kk": [1]},
+            "policy.params.kk: no policy of this sweep has it, did you mean 'k'?",
+        ),
         ({"load.x": [1]}, "load.x: load is 1.0, which has no keys inside"),
         ({"policy.name": ["fixd"]}, "policy: no 'fixd', did you mean 'fixed'?"),
     ],
@@ -143,7 +157,7 @@ def test_a_torn_part_is_run_again(tmp_path):
     with results.locked():
         for row in rows.values():
             results.keep(row)
-        whole, changed, cut = (results.parts / f"{cell.key}.json" for cell in cells)
+        changed, cut = (results.parts / f"{cell.key}.json" for cell in cells[1:])
         changed.write_bytes(changed.read_bytes().replace(b'"load":', b'"laod":'))
         changed.write_bytes(changed.read_bytes().replace(b"0.9", b"0.8").replace(b"2.0", b"2.1"))
         cut.write_bytes(cut.read_bytes()[:-9])
@@ -191,7 +205,11 @@ def test_results_that_are_none_are_refused(tmp_path):
 def test_two_sweeps_into_one_place_are_refused(tmp_path):
     """The second one says so instead of losing rows of the first."""
     results = Results.at(tmp_path / "out")
-    with results.locked(), pytest.raises(ValueError, match="another sweep is writing there"), results.locked():
+    with (
+        results.locked(),
+        pytest.raises(ValueError, match="another sweep is writing there"),
+        results.locked(),
+    ):
         pass
 
 

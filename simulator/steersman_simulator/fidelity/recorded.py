@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
 from steersman_controller.events import ControllerConfig
 from steersman_policies.messages import RequestReport, StepReport
@@ -18,7 +17,7 @@ from steersman_policies.policy import did_you_mean
 from steersman_simulator.report.summary import summary
 from steersman_simulator.simulate import Fitted, arm_of, build_world, fit_windows, started
 from steersman_simulator.truths.recorded import pace
-from steersman_simulator.windows import EngineTrace, Window
+from steersman_simulator.windows import EngineTrace
 
 ALLOWED = {
     "median_e2el_ms": 0.06,
@@ -121,7 +120,7 @@ def predict(
     scored: Sequence[int],
     *,
     seeds: int = 3,
-    progress: Progress = lambda text, done: None,
+    progress: Progress | None = None,
 ) -> Fidelity:
     """Fit on some windows, simulate the others, compare. Raises ValueError for too little to fit on."""
     truth = fit_windows(trace, [trace.windows[number] for number in fitted])
@@ -130,9 +129,10 @@ def predict(
     for place, number in enumerate(scored):
         label = trace.windows[number].label
         for seed in range(seeds):
-            progress(f"window {number} {label}", (place + seed / seeds) / len(scored))
-            paced = replace(truth, steps=truth.steps.paced(paces[number].used))
-            runs.setdefault(number, []).append(_simulated(trace, paced, config, number, seed))
+            if progress is not None:
+                progress(f"window {number} {label}", (place + seed / seeds) / len(scored))
+            used = paces[number].used
+            runs.setdefault(number, []).append(_simulated(trace, truth, config, number, seed, used))
     labels = dict.fromkeys(trace.windows[number].label for number in scored)
     found = tuple(
         _scored(label, [n for n in scored if trace.windows[n].label == label], trace, runs)
@@ -154,9 +154,11 @@ def _paces(trace: EngineTrace, truth: Fitted, fitted: Sequence[int]) -> list[Win
     ]
 
 
-def _simulated(trace: EngineTrace, truth: Fitted, config: ControllerConfig, number: int, seed: int) -> _Run:
+def _simulated(
+    trace: EngineTrace, truth: Fitted, config: ControllerConfig, number: int, seed: int, slower: float
+) -> _Run:
     first = trace.windows[0]
-    world = build_world(trace, truth, started(config, first.policy, first.params), seed=seed)
+    world = build_world(trace, truth, started(config, first.policy, first.params), seed=seed, slower=slower)
     outcome = world.run([arm_of(window) for window in trace.windows[: number + 1]])
     return _Run(
         tuple(step.report for step in outcome.steps if step.arm == number),
@@ -164,23 +166,22 @@ def _simulated(trace: EngineTrace, truth: Fitted, config: ControllerConfig, numb
     )
 
 
-def _scored(
-    label: str, numbers: Sequence[int], trace: EngineTrace, runs: dict[int, list[_Run]]
-) -> Scored:
+def _scored(label: str, numbers: Sequence[int], trace: EngineTrace, runs: dict[int, list[_Run]]) -> Scored:
     live = [_Run(trace.windows[n].steps, trace.windows[n].requests) for n in numbers]
     measured = _figures(live)
     simulated = [_figures(list(by_window)) for by_window in zip(*(runs[n] for n in numbers), strict=True)]
-    scores = []
-    for figure, allowed in ALLOWED.items():
-        values = [figures[figure] for figures in simulated]
-        mean = float(np.mean(values))
-        error = mean / measured[figure] - 1.0
-        scores.append(
-            Score(
-                figure, measured[figure], mean, min(values), max(values), error, allowed, abs(error) <= allowed
-            )
-        )
-    return Scored(label, tuple(numbers), sum(len(run.requests) for run in live), tuple(scores))
+    scores = tuple(
+        _score(figure, measured[figure], [figures[figure] for figures in simulated]) for figure in ALLOWED
+    )
+    return Scored(label, tuple(numbers), sum(len(run.requests) for run in live), scores)
+
+
+def _score(figure: str, measured: float, simulated: Sequence[float]) -> Score:
+    mean, allowed = float(np.mean(simulated)), ALLOWED[figure]
+    error = mean / measured - 1.0
+    return Score(
+        figure, measured, mean, min(simulated), max(simulated), error, allowed, abs(error) <= allowed
+    )
 
 
 def _figures(runs: Sequence[_Run]) -> dict[str, Any]:

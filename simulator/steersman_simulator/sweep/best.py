@@ -1,7 +1,7 @@
 """Which setting wins where: choices against each other under the same conditions and seeds.
 
-A choice is what an operator sets: the policy with its parameters, the controller, its prior. All else that is varied
-(load, workload, truth, engine) is a condition, and choices are compared within one condition.
+A choice is what an operator sets: the policy with its parameters, the controller, its prior. All else
+that is varied (load, workload, truth, engine) is a condition; choices are compared within one.
 """
 
 import math
@@ -34,7 +34,7 @@ class Standing(Struct, frozen=True):
     seeds: int
     mean: float
     speedup: float | None
-    """Of the best choice over this one on the same seeds; None for the best itself and without common seeds."""
+    """Of the best choice over this one on their common seeds; None for the best itself and without any."""
     low: float | None = None
     """Bounds of the 95 % interval of `speedup`; None with fewer than two common seeds."""
     high: float | None = None

@@ -18,7 +18,7 @@ from steersman_simulator.sweep.grid import read_sweep
 from steersman_simulator.sweep.plot import check_plot, draw
 from steersman_simulator.sweep.results import ERROR, FAILED, OK, STATUS, Kept, Results, Row
 from steersman_simulator.sweep.run import Backend, run_cells
-from steersman_simulator.sweep.scenarios import check_scenario, run_scenario_cell
+from steersman_simulator.sweep.scenarios import check_scenario, run_cell
 from steersman_simulator.sweep.show import progress_on, show
 
 DONE, SOME_FAILED = 0, 1
@@ -64,7 +64,7 @@ def run_sweep(request: Request, *, as_json: bool) -> int:
         _say_torn(kept.torn)
         with progress_on(sys.stderr, len(missing), time.monotonic) as advance:
             for row in run_cells(
-                missing, run_scenario_cell, folder=folder, version=now, jobs=request.jobs, backend=backend
+                missing, run_cell, folder=folder, version=now, jobs=request.jobs, backend=backend
             ):
                 results.keep(row)
                 advance(row[STATUS] == FAILED)

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 from msgspec import Struct
 
+from steersman_controller.sidecar.config import read_yaml
 from steersman_controller.sidecar.shape import shaped
 from steersman_simulator.sweep.cells import NAME, SEED, Grid, Tree
 
@@ -44,12 +44,12 @@ def read_sweep(path: Path, vary: Sequence[str] = (), seeds: int | None = None) -
     `vary` are texts like `policy=off,fixed`, which take the place of what the file says of the same
     key. Raises OSError, or ValueError in one line naming file or option and key.
     """
-    tree = read_yaml(path)
+    tree = _tree(path)
     said = {"scenario": tree} if "scenario" not in tree else tree
     found = msgspec.convert(shaped(said, SweepFile, str(path)), SweepFile)
     folder, scenario = path.parent, found.scenario
     if isinstance(scenario, str):
-        folder, scenario = (path.parent / scenario).parent, read_yaml(path.parent / scenario)
+        folder, scenario = (path.parent / scenario).parent, _tree(path.parent / scenario)
     vary_all = found.vary | dict(_varied(text) for text in vary)
     for key, values in found.vary.items():
         if not values:
@@ -65,17 +65,6 @@ def read_sweep(path: Path, vary: Sequence[str] = (), seeds: int | None = None) -
     return scenario, folder, grid
 
 
-def read_yaml(path: Path) -> Tree:
-    """A YAML file whose top level maps keys to values. Raises OSError, or ValueError naming the file."""
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, Mapping):
-        raise ValueError(f"{path}: must map keys to values, found {type(tree).__name__}")
-    return dict(tree)
-
-
 def values_of(text: str) -> list[Any]:
     """The values in a text: JSON where it is, else a word. Commas inside brackets and quotes separate none.
 
@@ -83,6 +72,15 @@ def values_of(text: str) -> list[Any]:
     (['off', 'fixed'], [1, 2.5, True, [1, 2]], [{'kind': 'a', 'b': 1}, None])
     """
     return [_value(part.strip()) for part in _split(text) if part.strip()]
+
+
+def _tree(path: Path) -> Tree:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    tree = read_yaml(path)
+    if not isinstance(tree, Mapping):
+        raise ValueError(f"{path}: must map keys to values, found {type(tree).__name__}")
+    return dict(tree)
 
 
 def _key(key: str) -> str:

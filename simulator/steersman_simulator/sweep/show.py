@@ -20,9 +20,6 @@ _LINE_EVERY_S = 10.0
 @contextmanager
 def progress_on(stream: TextIO, total: int, clock: Callable[[], float]) -> Iterator[Advance]:
     """A bar with the time left on a terminal; elsewhere a line every few seconds."""
-    if not total:
-        yield lambda failed: None
-        return
     if not stream.isatty():
         yield _Lines(stream, total, clock).advance
         return

@@ -55,18 +55,6 @@ class Curves(Struct, frozen=True):
     constant_s: float
     curves: dict[str, Curve]
 
-    def times(self, factor: float) -> "Curves":
-        """All seconds times a factor.
-
-        >>> Curves(1.0, {"tokens": Curve((0, 2), (0.0, 4.0))}).times(2.0).seconds(tokens=1.0)
-        6.0
-        """
-        curves = {
-            name: Curve(curve.knots, tuple(factor * seconds for seconds in curve.seconds))
-            for name, curve in self.curves.items()
-        }
-        return Curves(factor * self.constant_s, curves)
-
     def seconds(self, **features: float) -> float:
         """Seconds of one step. Features without a curve are ignored.
 

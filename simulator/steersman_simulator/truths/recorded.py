@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from steersman_policies.messages import StepReport
@@ -34,15 +33,6 @@ class StepTruth(Struct, frozen=True):
     def sampler(self, chance: Chance) -> "StepSampler":
         """One stream of noisy step seconds."""
         return StepSampler(self, chance)
-
-    def paced(self, factor: float) -> "StepTruth":
-        """The same machine, every step `factor` times as long."""
-        return replace(
-            self,
-            verify=self.verify.times(factor),
-            draft=self.draft.times(factor),
-            other=self.other.times(factor),
-        )
 
     def predicted_s(self, steps: Sequence[StepReport]) -> NDArray[np.float64]:
         """Busy seconds of recorded steps, without noise."""
