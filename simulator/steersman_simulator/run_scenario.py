@@ -73,7 +73,8 @@ def run_scenario(
         report.abandon()
         raise
     start_s, end_s = outcome.spans[0]
-    result = _asked(scenario, first) | report.end(end_s - start_s) | {"left_out": dict(sorted(lost.items()))}
+    found = report.end(end_s - start_s, scenario.cluster.engines)
+    result = _asked(scenario, first) | found | {"left_out": dict(sorted(lost.items()))}
     if out is not None:
         if journal:
             _write_journal(out / JOURNAL, outcome.events)

@@ -198,7 +198,7 @@ def simulate(settings: Settings) -> tuple[dict[str, Any], Outcome]:
         "params": settings.params,
         "seed": settings.seed,
         "load": settings.load,
-        "max_batch": world.batch.shape.max_batch,
+        "max_batch": world.engines[0].batch.shape.max_batch,
         "prior": priors[0].source if priors else "",
         "warning": recording.warning,
         "fitted": describe(fitted),

@@ -54,12 +54,16 @@ def simulate(
     if example:
         print_example(example)
     elif (scenario is None) == (trace is None):
-        raise ValueError("simulate: needs a SCENARIO file or --trace RECORDING; see --example list")
+        raise ValueError("simulate: needs a SCENARIO or --trace RECORDING; see --example list")
     elif scenario is not None:
         only = {
-            "--fit-policies": fit_policies, "--arrivals-policies": arrivals_policies, "--max-batch": max_batch,
-            "--engine": engine, "--bundle": bundle, "--bundle-group": bundle_group,
-        }  # fmt: skip
+            "--fit-policies": fit_policies,
+            "--arrivals-policies": arrivals_policies,
+            "--max-batch": max_batch,
+            "--engine": engine,
+            "--bundle": bundle,
+            "--bundle-group": bundle_group,
+        }
         _refuse(only, "goes with --trace; a scenario has keys for it")
         keys = {"policy.name": policy or None, "policy.params": _params(param or []) or None}
         keys |= {"seed": seed, "workload.load": load}
@@ -145,13 +149,15 @@ def _words(text: str) -> tuple[str, ...]:
 def _settings(pairs: list[str]) -> dict[str, Any]:
     import yaml
 
+    from steersman_controller.sidecar.config import parse_yaml
+
     found: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not (key and equals):
             raise ValueError(f"--set: {pair!r} is not of the form dotted.key=value")
         try:
-            found[key] = yaml.safe_load(value)
+            found[key] = parse_yaml(value)
         except yaml.YAMLError as error:
             raise ValueError(f"--set: {pair!r} is not YAML: {error}") from None
     return found

@@ -55,8 +55,8 @@ def test_the_controller_cannot_reach_the_truth(make_world, arm, mixed):
     """Nothing that the fleet, its controllers or the executor refer to leads to a truth."""
     world = make_world()
     world.run([arm(mixed(10), "goodput")])
-    truths = {id(world._seconds), id(world._acceptance), id(world.batch)}
-    reached, todo = set(), [world.steering]
+    truths = {id(world.engines[0].seconds), id(world._acceptance), id(world.engines[0].batch)}
+    reached, todo = set(), [world.links[0]]
     while todo:
         thing = todo.pop()
         if id(thing) in reached or isinstance(thing, type | ModuleType):
@@ -64,7 +64,7 @@ def test_the_controller_cannot_reach_the_truth(make_world, arm, mixed):
         reached.add(id(thing))
         # The globals of a module are not part of an object.
         todo += [r for r in gc.get_referents(thing) if not (isinstance(r, dict) and "__builtins__" in r)]
-    assert id(world.steering.fleet) in reached
+    assert id(world.links[0].sidecar.fleet) in reached
     assert len(reached) > 1000
     assert not truths & reached
 

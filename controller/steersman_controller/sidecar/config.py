@@ -3,6 +3,7 @@
 An unknown key is an error that says where it is, what it may have meant and what is allowed.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -157,10 +158,37 @@ def _check_rules(rules: tuple[SegmentRule, ...], tree: set[str], where: str) -> 
             raise ValueError(f"{where}.{number}: never reached, rule {earlier} takes {which} already")
 
 
+class _Loader(yaml.SafeLoader):
+    """Like YAML 1.1, but `on` and `off` are words (`off` is a policy), and 1e-3 is a number."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:bool"]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool",
+    re.compile("^(?:yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE)$"),
+    list("yYnNtTfF"),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def parse_yaml(text: str) -> Any:
+    """The tree in a text. Raises yaml.YAMLError.
+
+    >>> parse_yaml("{policy: off, steer: yes, step_s: 1e-3}")
+    {'policy': 'off', 'steer': True, 'step_s': 0.001}
+    """
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+
+
 def read_yaml(path: Path) -> Any:
     """The tree in a file; an empty file is an empty map. Raises ValueError in one line."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not YAML: {error}") from None
     return {} if tree is None else tree
@@ -172,7 +200,7 @@ def _env_keys(name: str) -> list[str]:
 
 def _env_value(name: str, environment: Mapping[str, str]) -> Any:
     try:
-        return yaml.safe_load(environment[name])
+        return parse_yaml(environment[name])
     except yaml.YAMLError as error:
         raise ValueError(f"{name}: not YAML: {error}") from None
 

@@ -63,7 +63,7 @@ class TraceWriter:
         requests = {"running": float(report.decode_requests), "waiting": float(report.waiting)}
         for name, values in (
             ("requests", requests),
-            ("kv_used_fraction", {"used": report.kv_used_fraction}),
+            ("kv_used_fraction", {"used": round(report.kv_used_fraction, 3)}),
             ("K by segment", {segment: float(value) for segment, value in report.commanded.items()}),
         ):
             if values and self._counters.get((pid, name)) != values:

@@ -30,7 +30,7 @@ RESULT, REQUESTS, TRACE, PAGE, JOURNAL = FILES = (
     "report.html",
     "journal.bin",
 )
-K_BINS = 40
+K_BINS = 20
 
 
 class RunReport:
@@ -101,7 +101,7 @@ class RunReport:
     def _name(self, engine: int) -> str:
         return f"engine {engine}"
 
-    def end(self, duration_s: float) -> Metrics:
+    def end(self, duration_s: float, engines: int = 1) -> Metrics:
         """All figures of the run; every request that came and did not end is counted as running."""
         for ordinal, arrival in sorted(self._pending.items()):
             # Read, but not come yet when the run was stopped.
@@ -121,7 +121,7 @@ class RunReport:
                 "preemptions": self.preemptions,
             }
             | self.requests.metrics(duration_s)
-            | self.steps.metrics(duration_s)
+            | self.steps.metrics(duration_s, engines)
             | self.requests.latencies()
             | self.steps.speculation()
             | vllm_speculation(self.steps.segments.values())

@@ -119,13 +119,16 @@ class StepTally:
                 key = (drafted, accepted)
                 segment.outcomes[key] = segment.outcomes.get(key, 0) + count
 
-    def metrics(self, duration_s: float) -> Metrics:
-        """Goodput: committed tokens per *busy* second, the reverse of `busy_s_per_token`."""
+    def metrics(self, duration_s: float, engines: int = 1) -> Metrics:
+        """Goodput: committed tokens per *busy* second, the reverse of `busy_s_per_token`.
+
+        `busy_fraction` is that of one engine, `mean_batch` too; the others are over all engines.
+        """
         return {
             "num_steps": self.steps,
             "committed_tokens": self.committed_tokens,
             "busy_s": self.busy_s,
-            "busy_fraction": ratio(self.busy_s, duration_s),
+            "busy_fraction": ratio(self.busy_s, duration_s * engines),
             "busy_s_per_token": ratio(self.busy_s, self.committed_tokens),
             "goodput_tokens_per_busy_s": ratio(self.committed_tokens, self.busy_s),
             "mean_batch": ratio(self._requests_s, self.busy_s),
