@@ -1,1 +1,1 @@
-"""How wrong the simulator is against measurements that it has not seen."""
+"""How far the simulator is from serving runs that were measured elsewhere."""

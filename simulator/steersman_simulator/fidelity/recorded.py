@@ -6,18 +6,20 @@ is not looked at: its pace is that of the fitted windows around it.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from steersman_controller.events import ControllerConfig
+from steersman_controller.trace.recording import read_recording
 from steersman_policies.messages import RequestReport, StepReport
 from steersman_policies.policy import did_you_mean
 from steersman_simulator.report.summary import summary
 from steersman_simulator.simulate import Fitted, arm_of, build_world, fit_windows, started
 from steersman_simulator.truths.recorded import pace
-from steersman_simulator.windows import EngineTrace
+from steersman_simulator.windows import EngineTrace, engine_trace
 
 ALLOWED = {
     "median_e2el_ms": 0.06,
@@ -84,6 +86,25 @@ class Fidelity(Struct, frozen=True):
 class _Run(Struct, frozen=True):
     steps: tuple[StepReport, ...]
     requests: tuple[RequestReport, ...]
+
+
+def fidelity_of(
+    path: Path,
+    *,
+    fit_policies: Sequence[str] = (),
+    fit_numbers: Sequence[int] = (),
+    engine_id: str = "",
+    seeds: int = 3,
+    progress: Progress | None = None,
+) -> Fidelity:
+    """A recording file or folder against its simulation; see `split` for what is fitted.
+
+    Raises FileNotFoundError, or ValueError in one line for what cannot be used.
+    """
+    recording = read_recording(path)
+    trace = engine_trace(recording.events, engine_id)
+    fitted, scored = split(trace, fit_policies, fit_numbers)
+    return predict(trace, recording.started.config, fitted, scored, seeds=seeds, progress=progress)
 
 
 def split(
