@@ -16,7 +16,6 @@ from steersman_policies.messages import Hello
 from steersman_policies.policy import load as load_policy
 from steersman_simulator.acceptance.draft_table import Acceptance, DraftTable
 from steersman_simulator.acceptance.fit import fit_acceptance
-from steersman_simulator.acceptance.met_again import Identity, MetAgain, Seen, constant_k, seen_under
 from steersman_simulator.report.summary import k_over_time, summary
 from steersman_simulator.truths.recorded import StepTruth, fit_steps, held_out_error, relative_error
 from steersman_simulator.truths.scaled import ScaledTruth
@@ -84,25 +83,15 @@ def fit_windows(trace: EngineTrace, windows: Sequence[Window]) -> Fitted:
     others = [step for window in trace.windows if id(window) not in used for step in window.steps]
     truth = fit_steps(steps)
     drafted = any(group.outcomes for step in steps for group in step.groups)
+    requests = [request for window in windows for request in window.requests]
     return Fitted(
         steps=truth,
-        acceptance=_acceptance(windows) if drafted else UndraftedAcceptance(),
+        acceptance=fit_acceptance(steps, requests) if drafted else UndraftedAcceptance(),
         windows=tuple(windows),
         fitted_error=relative_error(truth, steps),
         held_out_error=held_out_error(steps),
         other_windows_error=relative_error(truth, others),
     )
-
-
-def _acceptance(windows: Sequence[Window]) -> Acceptance:
-    """Fitted to segments, and to each request that was served under a constant K."""
-    steps = [step for window in windows for step in window.steps]
-    truth = fit_acceptance(steps, [request for window in windows for request in window.requests])
-    seen: dict[Identity, Seen] = {}
-    for window in reversed(windows):
-        k = constant_k(window.steps)
-        seen |= seen_under(k, window.requests) if k else {}
-    return MetAgain(truth, seen)
 
 
 def shape_of(trace: EngineTrace, max_batch: int = 0) -> Shape:

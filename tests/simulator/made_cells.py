@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+
 SCENARIO = """
 workload:
   kind: poisson
