@@ -65,7 +65,7 @@ def simulate(
             "--bundle-group": bundle_group,
         }
         _refuse(only, "goes with --trace; a scenario has keys for it")
-        keys = {
+        keys: dict[str, Any] = {
             "policy.name": policy or None,
             "policy.params": _settings(param or [], "--param", "name=value") or None,
         }

@@ -36,7 +36,7 @@ def first_accepted(drawn: list[DraftTable], k: int) -> float:
 
 
 def test_drafts_that_agree_make_small_k_luckier():
-    """At K = 1 steps begin inside of drafts that were right so far; where drafts do not agree K is no matter."""
+    """At K = 1 steps begin inside drafts that were right so far; where drafts do not agree K is no matter."""
     steep = SegmentTruth(1.0, 0.0, (1.0,), (0.2, 0.7), agreement=1.0)
     # Behind an accepted token the draft has two more with 0.7 ^ 2, and with 0.3 a new one begins.
     inside = 0.7**2 + 0.3 * 0.2

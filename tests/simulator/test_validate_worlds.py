@@ -70,9 +70,7 @@ def test_a_ratio_of_drafted_tokens_fails_v3(monkeypatch):
 def test_a_report_of_shares_fails_v3(monkeypatch):
     """Records whose position acceptance is a share of all drafts are seen."""
     right = summary.position_acceptance
-    monkeypatch.setattr(
-        ratio_trap, "position_acceptance", lambda *asked: np.cumprod(right(*asked)).tolist()
-    )
+    monkeypatch.setattr(ratio_trap, "position_acceptance", lambda *asked: np.cumprod(right(*asked)).tolist())
     assert {figure.what.split()[0] for figure in failures("V3")} == {"recorded"}
 
 

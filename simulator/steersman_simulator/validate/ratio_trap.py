@@ -3,7 +3,7 @@
 import numpy as np
 
 from steersman_simulator.acceptance.segments import ConstantAcceptance
-from steersman_simulator.report.summary import position_acceptance, summary
+from steersman_simulator.report.summary import speculation, summary
 from steersman_simulator.truths.constant import ConstantSteps
 from steersman_simulator.validate.check import Asked, Check, Figure, Sample, mean_of, three_sigma
 from steersman_simulator.validate.serving import SEGMENT, Served, closed, serve, watched
@@ -53,7 +53,7 @@ def belief_samples(asked: Asked) -> list[Sample]:
         recorded, believed = [], []
         for world in range(WORLDS):
             served = _under_random_k(alpha, world, asked)
-            recorded.append(position_acceptance(served.steps, SEGMENT))
+            recorded.append(speculation(served.steps)["segments"][SEGMENT]["position_acceptance"])
             believed.append(next(b for b in served.belief if b.segment == SEGMENT).acceptance)
         for name, found in (("recorded", recorded), ("believed", believed)):
             samples += [

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from steersman_policies.acceptance_trace import AcceptanceRecord
 from steersman_simulator.acceptance.exact import ExactAcceptance
 from steersman_simulator.acceptance.specdec_bench import Drafter
-from steersman_simulator.report.summary import position_acceptance, speculation
+from steersman_simulator.report.summary import speculation
 from steersman_simulator.truths.constant import ConstantSteps
 from steersman_simulator.validate.check import Asked, Check, Figure
 from steersman_simulator.validate.public_traces import OFFERED_TOKENS, arrivals, folder_of, records
@@ -55,7 +55,8 @@ def _cell(name: str, served: Served, k: int, tokens: float) -> Iterator[Figure]:
     yield Figure(f"{name}, K = {k}: tokens per step", tokens, metrics["tokens_per_step"], 1e-3)
     data_set, _, drafter = name.partition(", ")
     if drafter == "eagle3" and k == len(HAZARDS[data_set]):
-        by_position = position_acceptance(served.steps, next(iter(metrics["segments"])))
+        (segment,) = metrics["segments"].values()
+        by_position = segment["position_acceptance"]
         for j, (expected, at) in enumerate(zip(HAZARDS[data_set], by_position, strict=True), start=1):
             yield Figure(f"{name}, K = {k}: acceptance of position {j}", expected, at, 1e-3)
 
