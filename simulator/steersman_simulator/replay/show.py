@@ -96,12 +96,11 @@ def write(folder: Path, result: dict[str, Any]) -> None:
 
 def render(result: dict[str, Any]) -> str:
     """A page that opens anywhere, without a network; it holds its plot and the whole result."""
-    import matplotlib as mpl
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    from steersman_simulator.demo.figures import STYLE, svg
     from steersman_simulator.replay.figure import ratio_figure
+    from steersman_simulator.report.svg import drawn
 
     environment = Environment(
         loader=ChoiceLoader(
@@ -112,8 +111,7 @@ def render(result: dict[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    with mpl.rc_context(STYLE | {"svg.hashsalt": "ratio"}):
-        figure = Markup(svg(ratio_figure(result)))  # noqa: S704 - ours
+    figure = Markup(drawn("ratio", lambda: ratio_figure(result)))  # noqa: S704 - ours
     raw = encode_result(result).decode()
     return environment.get_template("replay.html.j2").render(
         result=result, summary=lines(result)[:1], figure=figure, raw=raw
