@@ -75,9 +75,8 @@ def served(
     **parts: Any,
 ) -> Outcome:
     """A run of one policy. `together`: the engine has one K for all requests of a step."""
-    world = make_world(policy=policy, seed=seed, config=replace(config, seed=seed), **parts, **params)
-    steering = world.steering
-    steering.hello = steering.executor.hello = replace(steering.hello, per_request_k=not together)
+    parts |= {"seed": seed, "config": replace(config, seed=seed), "per_request_k": not together}
+    world = make_world(policy=policy, **parts, **params)
     return world.run([Arm(policy, waiting(count, seed), (Change(0.0, policy, params),))])
 
 

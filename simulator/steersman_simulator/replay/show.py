@@ -104,7 +104,7 @@ def render(result: dict[str, Any]) -> str:
 
     environment = Environment(
         loader=ChoiceLoader(
-            [PackageLoader(f"steersman_simulator.{package}", ".") for package in ("replay", "demo")]
+            [PackageLoader(f"steersman_simulator.{package}", ".") for package in ("replay", "report")]
         ),
         autoescape=True,
         undefined=StrictUndefined,
