@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from steersman_policies.executor import Decision
 from steersman_policies.messages import StepReport
 from steersman_simulator.truths.step_work import DraftWork, StepSeconds, VerifyWork
-from steersman_simulator.world.batch import Batch, Committed, Forward
+from steersman_simulator.world.batch import Batch
 from steersman_simulator.world.outcome import Observer
 from steersman_simulator.world.steering import Link
+from steersman_simulator.world.step import Committed, Forward
 
 _IDLE_RANK = VerifyWork(1, 0, 0)
 """What a rank without requests does so that the others can go on."""
