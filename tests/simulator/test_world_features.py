@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -17,6 +19,7 @@ from steersman_simulator.truths.step_work import DraftWork, VerifyWork
 from steersman_simulator.workload.arrival import Arrival
 from steersman_simulator.world.blocks import BlockPool
 from steersman_simulator.world.cluster import Cluster
+from steersman_simulator.world.gaps import gap_quantile_s
 from steersman_simulator.world.outcome import Outcome
 from steersman_simulator.world.shape import Shape
 from steersman_simulator.world.world import Arm, Change, World
@@ -438,3 +441,20 @@ def test_arrivals_are_taken_as_they_come(build):
 
     outcome = build(Shape(4, 64)).run([Arm("a", endless())], horizon_s=5.0)
     assert outcome.arrived + 1 == len(taken) == 51
+
+
+def test_gaps_are_known_without_deliveries(build, mixed):
+    """Quantiles from the histogram are those of all gaps, per delivery and per token, within a percent."""
+    steps = ConstantSteps(0.02, per_token_s=0.002, per_context_token_s=1e-6)
+    world = build(Shape(8, 64), steps, k=4)
+    outcome = serve(world, *mixed(40, 4.0))
+    gaps = [(b[0] - a[0], b[1]) for one in outcome.served for a, b in pairwise(one.deliveries)]
+    exact = [
+        np.array([gap_s for gap_s, _ in gaps]),
+        np.concatenate([np.full(tokens, gap_s / tokens) for gap_s, tokens in gaps]),
+    ]
+    for found, values in zip(world.engines[0].batch.gaps, exact, strict=True):
+        assert found.sum() == len(values)
+        for quantile in (0.1, 0.5, 0.9, 0.99):
+            right = np.quantile(values, quantile, method="inverted_cdf")
+            assert gap_quantile_s(found, quantile) == pytest.approx(right, rel=0.011)
