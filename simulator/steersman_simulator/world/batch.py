@@ -136,6 +136,14 @@ class Batch:
         """How many are here, waiting ones included."""
         return len(self.decoding) + len(self.admission.prefilling) + len(self.admission.waiting)
 
+    def check(self) -> None:
+        """That no slot and no block leaked; an AssertionError says which did."""
+        rows = self.rows
+        assert len(self.decoding) == rows.count == sum(self._live.values()), "a row leaked"
+        assert rows.count + len(self.admission.prefilling) <= self.shape.max_batch, "a slot too many"
+        blocks = rows.values[kernels.BLOCKS, : rows.count].tolist()
+        self.admission.check(list(zip(self.decoding, blocks, strict=True)))
+
     def refusal(self, arrival: Arrival) -> str:
         """Why this request can never be served; empty where it can."""
         return self.admission.refusal(arrival)

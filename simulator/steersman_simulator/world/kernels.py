@@ -245,7 +245,7 @@ def reserve(rows: Ints, count: int, block_tokens: int, reserved_tokens: int, ava
 def collate(cells: Ints, used: int, groups: Ints, outcomes: Ints) -> int:
     """Number of groups that the first `used` cells of `commit` make up, in the order of their first cell.
 
-    `groups` [group, field] says what they are, `outcomes` [row, (drafted, accepted, requests)] what they
+    `groups` [group, field] says what they are, `outcomes` [(drafted, accepted, requests), row] what they
     verified: the rows of the first group, then those of the second, and so on.
     """
     found = rows = 0
@@ -264,8 +264,8 @@ def collate(cells: Ints, used: int, groups: Ints, outcomes: Ints) -> int:
             if code >= WIDTH:
                 groups[found, WITH_DRAFT] += requests
                 groups[found, OUTCOME_ROWS] += 1
-                outcomes[rows, 0], outcomes[rows, 1] = code // WIDTH, code % WIDTH
-                outcomes[rows, 2] = requests
+                outcomes[0, rows], outcomes[1, rows] = code // WIDTH, code % WIDTH
+                outcomes[2, rows] = requests
                 rows += 1
             elif code == NO_MATCH:
                 groups[found, WITHOUT_MATCH] = requests
