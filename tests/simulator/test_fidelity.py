@@ -161,11 +161,11 @@ def test_a_bad_row_is_named(made_runs: Path, tmp_path: Path) -> None:
 
 def test_prefixes_reach_the_engine(made_runs: Path, tmp_path: Path) -> None:
     """With ids of its blocks, the second of two equal prompts is read in no time."""
-    rows = list(csv.DictReader((made_runs / "large.csv").open(newline="")))[:2]
-    shared = {"input_tokens": 400, "output_tokens": 5, "hash_ids": " ".join(map(str, range(25)))}
+    stamps = {"scheduled_s": 0.1, "first_token_s": 0.2, "last_token_s": 0.3}
+    shared = {"input_tokens": 400, "output_tokens": 5, "hash_ids": " ".join(map(str, range(25)))} | stamps
     ttft_s = []
     for block_tokens in (0, 16):
-        both = [r | shared | {"hash_block_tokens": block_tokens, "arrival_s": 0.0} for r in rows]
+        both = [shared | {"hash_block_tokens": block_tokens, "arrival_s": at_s} for at_s in (0.0, 0.1)]
         write(tmp_path / "run.csv", both)
         reports = serve(
             arrivals_of(read_run(tmp_path / "run.csv", {})),

@@ -52,6 +52,9 @@ class _Finished:
         """Keep it."""
         self.reports.append(done.report)
 
+    def on_reject(self, request: int, reason: str) -> None:
+        """The outcome has it."""
+
 
 def _hello(k: int, shape: Shape) -> Hello:
     fingerprint = Fingerprint("simulated", "", "", "", "", "", "", "", "simulated", "")
