@@ -54,12 +54,17 @@ def compare_table(spec: TableSpec, folder: Path, progress: Progress) -> dict[str
     unseen = [row for row in table if not is_fitted(spec, row)]
     if not unseen:
         raise ValueError(f"{path}: every row is fitted on; none is left to predict")
+    return {"kind": "k_table", "limits": LIMITS, **scores(predicted(spec, fit, unseen, progress))}
+
+
+def predicted(spec: TableSpec, fit: Fit, unseen: Sequence[ServedRow], progress: Progress) -> list[Predicted]:
+    """Every row under its drafter's step cost, or, without a drafter, under each."""
     found: list[Predicted] = []
     for number, row in enumerate(unseen):
         progress(f"{row.dataset}, {row.drafter or 'no drafter'}, K = {row.k}", number / len(unseen))
         for drafter in [row.drafter] if row.drafter else sorted(fit.costs):
             found.append(Predicted(row, drafter, tokens_per_s(spec, fit, row, drafter)))
-    return {"kind": "k_table", "limits": LIMITS, **scores(found)}
+    return found
 
 
 def tokens_per_s(spec: TableSpec, fit: Fit, row: ServedRow, drafter: str) -> float:

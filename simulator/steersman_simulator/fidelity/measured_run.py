@@ -24,6 +24,9 @@ class MeasuredRequest(Struct, frozen=True):
     """First put into a step."""
     first_token_s: float
     last_token_s: float
+    hash_ids: tuple[int, ...] = ()
+    """Of the prompt's blocks, where the file has them: equal leading ids are a shared prefix."""
+    hash_block_tokens: int = 0
 
     @property
     def ttft_s(self) -> float:
@@ -50,16 +53,20 @@ class MeasuredRequest(Struct, frozen=True):
 def read_run(path: Path, columns: Mapping[str, str]) -> list[MeasuredRequest]:
     """The requests of a file, in order of arrival; `columns` maps our names to the file's.
 
+    `hash_ids` (whole numbers as text) and `hash_block_tokens` are optional.
+
     Raises ValueError or FileNotFoundError in one line naming file and line.
     """
     cells, found = Cells(path), []
     for row in rows(path, COLUMNS, columns):
         cells.at = row.number
         request = MeasuredRequest(
+            hash_ids=cells.ids("hash_ids", row.values.get("hash_ids")),
+            hash_block_tokens=cells.tokens("hash_block_tokens", row.values.get("hash_block_tokens") or 0),
             **{
                 name: (cells.tokens if name.endswith("tokens") else cells.seconds)(name, row.values[name])
                 for name in COLUMNS
-            }  # type: ignore[arg-type]
+            },  # type: ignore[arg-type]
         )
         if request.output_tokens < 1:
             raise cells.error("output_tokens", request.output_tokens, "at least 1")
@@ -79,5 +86,13 @@ def arrivals_of(requests: Sequence[MeasuredRequest]) -> list[Arrival]:
     """The same requests before they were served."""
     start_s = requests[0].arrival_s
     return [
-        Arrival(r.arrival_s - start_s, UNKNOWN_SEGMENT, r.input_tokens, r.output_tokens) for r in requests
+        Arrival(
+            at_s=r.arrival_s - start_s,
+            segment=UNKNOWN_SEGMENT,
+            prompt_tokens=r.input_tokens,
+            output_tokens=r.output_tokens,
+            hash_ids=r.hash_ids if r.hash_block_tokens else (),
+            hash_block_tokens=r.hash_block_tokens,
+        )
+        for r in requests
     ]

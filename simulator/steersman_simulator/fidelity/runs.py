@@ -76,7 +76,7 @@ def compare_runs(spec: RunsSpec, folder: Path, progress: Progress) -> dict[str, 
     for number, (fitted, run) in enumerate(pairs):
         progress(f"{fitted.name} -> {run.name}", number / len(pairs))
         overhead_s, requests = overheads[fitted.name].seconds, measured[run.name]
-        errors = _errors(requests, _simulated(requests, run.engine, truths[run.name], overhead_s))
+        errors = _errors(requests, _simulated(run, requests, truths[run.name], overhead_s))
         out.append(
             {
                 "fitted_on": fitted.name,
@@ -97,11 +97,11 @@ def compare_runs(spec: RunsSpec, folder: Path, progress: Progress) -> dict[str, 
 
 
 def _simulated(
-    requests: Sequence[MeasuredRequest], shape: Shape, truth: Truth, overhead_s: float
+    run: RunSpec, requests: Sequence[MeasuredRequest], truth: Truth, overhead_s: float
 ) -> list[RequestReport]:
     return serve(
         arrivals_of(requests),
-        shape=shape,
+        shape=run.engine,
         truth=SurchargedTruth(truth, Surcharges(step_s=overhead_s)),
         acceptance=ConstantAcceptance(0.0),
         k=0,

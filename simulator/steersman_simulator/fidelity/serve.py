@@ -53,7 +53,7 @@ class _Finished:
         self.reports.append(done.report)
 
     def on_reject(self, request: int, reason: str) -> None:
-        """The world's outcome says so, too."""
+        """The outcome has it."""
 
 
 def _hello(k: int, shape: Shape) -> Hello:
