@@ -21,7 +21,7 @@ from steersman_simulator.workload.arrival import Arrival
 from steersman_simulator.world import kernels
 from steersman_simulator.world.admission import Admission
 from steersman_simulator.world.blocks import BlockPool
-from steersman_simulator.world.groups import groups
+from steersman_simulator.world.groups import Groups
 from steersman_simulator.world.requests import Finished, Live, counts_of, finished
 from steersman_simulator.world.rows import Rows
 from steersman_simulator.world.shape import Shape
@@ -113,6 +113,7 @@ class Batch:
         self._hashed = np.full(4 << (capacity - 1).bit_length(), -1, dtype=np.int64)
         self._cells = np.zeros((3, capacity), dtype=np.int64)
         self._used_cells = 0
+        self._groups = Groups(capacity)
         self._finished = np.zeros(capacity, dtype=np.int64)
         self._short = False
         """Whether blocks are missing for the next forward."""
@@ -134,6 +135,14 @@ class Batch:
     def load_requests(self) -> int:
         """How many are here, waiting ones included."""
         return len(self.decoding) + len(self.admission.prefilling) + len(self.admission.waiting)
+
+    def check(self) -> None:
+        """That no slot and no block leaked; an AssertionError says which did."""
+        rows = self.rows
+        assert len(self.decoding) == rows.count == sum(self._live.values()), "a row leaked"
+        assert rows.count + len(self.admission.prefilling) <= self.shape.max_batch, "a slot too many"
+        blocks = rows.values[kernels.BLOCKS, : rows.count].tolist()
+        self.admission.check(list(zip(self.decoding, blocks, strict=True)))
 
     def refusal(self, arrival: Arrival) -> str:
         """Why this request can never be served; empty where it can."""
@@ -408,8 +417,7 @@ class Batch:
         drafting: DraftWork,
         seconds: tuple[float, float, float],
     ) -> StepReport:
-        """The record of this step, which is over now. `seconds`: draft, verify, other."""
-        keys, counts = self._cells[:2, : self._used_cells].tolist()
+        """The record of this step, which is over now; once a step. `seconds`: draft, verify, other."""
         work = forward.work
         return StepReport(
             self.totals.steps,
@@ -425,7 +433,7 @@ class Batch:
             self._kv_used(),
             committed.tokens,
             decision.plan_id,
-            groups(zip(keys, counts, strict=True), self.segments),
+            self._groups.of(self._cells, self._used_cells, self.segments),
             preemption=forward.preempted,
             first_after_switch=self._switched,
             explored=decision.explored,

@@ -226,3 +226,52 @@ def reserve(rows: Ints, count: int, block_tokens: int, reserved_tokens: int, ava
                 need = -((rows[CONTEXT, row] + reserved_tokens) // -block_tokens)
                 rows[BLOCKS, row] = max(rows[BLOCKS, row], need)
     return wanted
+
+
+(
+    GROUP,
+    REQUESTS,
+    WITH_DRAFT,
+    WITHOUT_MATCH,
+    WITHOUT_ROOM,
+    COMMITTED_NOTHING,
+    OUTCOME_ROWS,
+    GROUP_FIELDS,
+) = range(8)
+"""Fields of a group. GROUP is (segment x BUCKETS + context bucket) x WIDTH + K."""
+
+
+@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def collate(cells: Ints, used: int, groups: Ints, outcomes: Ints) -> int:
+    """Number of groups that the first `used` cells of `commit` make up, in the order of their first cell.
+
+    `groups` [group, field] says what they are, `outcomes` [(drafted, accepted, requests), row] what they
+    verified: the rows of the first group, then those of the second, and so on.
+    """
+    found = rows = 0
+    for first in range(used):
+        group = cells[0, first] // OUTCOMES
+        if group < 0:
+            continue
+        groups[found] = 0
+        groups[found, GROUP] = group
+        for cell in range(first, used):
+            if cells[0, cell] < 0 or cells[0, cell] // OUTCOMES != group:
+                continue
+            code, requests = cells[0, cell] % OUTCOMES, cells[1, cell]
+            cells[0, cell] = -1
+            groups[found, REQUESTS] += requests
+            if code >= WIDTH:
+                groups[found, WITH_DRAFT] += requests
+                groups[found, OUTCOME_ROWS] += 1
+                outcomes[0, rows], outcomes[1, rows] = code // WIDTH, code % WIDTH
+                outcomes[2, rows] = requests
+                rows += 1
+            elif code == NO_MATCH:
+                groups[found, WITHOUT_MATCH] = requests
+            elif code == LENGTH_LIMIT:
+                groups[found, WITHOUT_ROOM] = requests
+            elif code == EMPTY:
+                groups[found, COMMITTED_NOTHING] = requests
+        found += 1
+    return found
