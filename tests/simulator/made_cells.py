@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-
 SCENARIO = """
 workload:
   kind: poisson
