@@ -19,7 +19,6 @@ from steersman_simulator.acceptance.fit import fit_acceptance
 from steersman_simulator.report.run_report import write_run
 from steersman_simulator.report.summary import k_over_time, summary
 from steersman_simulator.truths.recorded import StepTruth, fit_steps, held_out_error, relative_error
-from steersman_simulator.truths.scaled import ScaledTruth
 from steersman_simulator.windows import EngineTrace, Window, engine_trace
 from steersman_simulator.workload.arrival import Arrival, arrivals_of
 from steersman_simulator.world.shape import Shape
@@ -120,22 +119,16 @@ def arm_of(
 
 
 def build_world(
-    trace: EngineTrace,
-    fitted: Fitted,
-    first: Started,
-    *,
-    seed: int = 0,
-    max_batch: int = 0,
-    slower: float = 1.0,
+    trace: EngineTrace, fitted: Fitted, first: Started, *, seed: int = 0, max_batch: int = 0
 ) -> World:
-    """The recorded engine and a fresh sidecar, on a fitted truth, every step `slower` times as long."""
+    """The recorded engine and a fresh sidecar, on a fitted truth."""
     shape = shape_of(trace, max_batch)
     hello: Hello = replace(trace.hello, max_batch=shape.max_batch)
     return World(
         started=first,
         hello=hello,
         shape=shape,
-        truth=ScaledTruth(fitted.steps, slower),
+        truth=fitted.steps,
         acceptance=fitted.acceptance,
         seed=seed,
     )

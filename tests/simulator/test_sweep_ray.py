@@ -2,7 +2,9 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -19,11 +21,17 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Two workers for all tests of this file: Ray takes ten seconds to start."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'steersman[ray]'")
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install 'steersman[ray]'")
     from steersman_simulator.sweep.on_ray import workers
 
-    with workers(2):
-        yield ray
+    with pytest.MonkeyPatch.context() as patch:
+        # So that the workers find the module of made-up cells beside this file.
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+        with workers(2):
+            import ray
+
+            yield ray
 
 
 def test_both_workers_run_cells_and_rows_come_one_by_one(cluster, tmp_path):
@@ -35,6 +43,7 @@ def test_both_workers_run_cells_and_rows_come_one_by_one(cluster, tmp_path):
     assert len(list((tmp_path / "ran").iterdir())) < 8
     found = {row[CELL]: row for row in (first, *rows)}
     assert len(found) == 8
+    assert cluster.util.get_node_ip_address() == "127.0.0.1"
     pids = {row["pid"] for row in found.values()}
     assert len(pids) == 2
     assert os.getpid() not in pids

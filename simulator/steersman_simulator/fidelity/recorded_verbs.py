@@ -19,7 +19,7 @@ def bench_recording(
         str, typer.Option(help="Fit on these windows too, as 0,1,2; a window ends where the policy changes.")
     ] = "",
     engine: Annotated[str, typer.Option(help="The recorded engine; by default the first with steps.")] = "",
-    seeds: Annotated[int, typer.Option(min=1, help="Simulations of each window.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Simulations of the whole recording.")] = 5,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> int:
     """Fit the simulator on some windows of a recording and score it on all others.
@@ -64,11 +64,11 @@ def _show(found: "Fidelity") -> None:
 
     console = Console(highlight=False)
     paces = Table(title="Windows (pace: measured over fitted seconds of a step)")
-    for column in ("window", "policy", "", "pace used", "pace measured"):
+    for column in ("window", "policy", "", "pace"):
         paces.add_column(column)
     for pace in found.paces:
         side = "fitted" if pace.fitted else "scored"
-        paces.add_row(str(pace.window), pace.policy, side, f"{pace.used:.3f}", f"{pace.measured:.3f}")
+        paces.add_row(str(pace.window), pace.policy, side, "" if pace.pace is None else f"{pace.pace:.3f}")
     console.print(paces)
     table = Table(title=f"Simulated against measured ({found.seeds} seeds)")
     for column in ("policy", "requests", "figure", "measured", "simulated", "error", "allowed", ""):

@@ -12,15 +12,21 @@ _OBJECT_STORE_BYTES = 128 << 20
 
 
 @contextmanager
-def workers(jobs: int) -> Iterator[None]:
-    """joblib knows the backend `ray` in here. A cluster that was there before is left as it was.
+def workers(jobs: int) -> Iterator[type[Exception]]:
+    """joblib knows the backend `ray` in here; the error that tells of a worker that has died.
+
+    A cluster that was there before is left as it was.
 
     Raises ValueError where Ray is not installed or does not start.
     """
     # Ray would report its use to its makers.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not os.environ.get("RAY_ADDRESS"):
+        # Read when Ray is imported: without it Ray listens on an outer address, also for one machine.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         import ray
+        from ray.exceptions import RayActorError
         from ray.util.joblib.ray_backend import RayBackend
     except ImportError:
         raise ValueError("--backend ray: Ray is not installed; pip install 'steersman[ray]'") from None
@@ -37,8 +43,9 @@ def workers(jobs: int) -> Iterator[None]:
             ray.init(log_to_driver=False, logging_level="ERROR", **_cluster(jobs))
         except (OSError, RuntimeError, TimeoutError) as error:
             raise ValueError(f"--backend ray: {' '.join(str(error).split())}") from None
+    died: type[Exception] = RayActorError
     try:
-        yield
+        yield died
     finally:
         if ours:
             ray.shutdown()

@@ -5,7 +5,7 @@ joblib hands work and rows between processes of our own; no file and no peer's m
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -33,17 +33,16 @@ def run_cells(
     `jobs`: -1 for all cores. Raises ValueError where the backend is not installed.
     """
     left = {cell.key: cell for cell in cells}
-    with _backend(backend, jobs):
+    with _backend(backend, jobs) as died, joblib.parallel_config(backend=backend, n_jobs=jobs):
         while left:
             try:
-                for row in _parallel(list(left.values()), run, folder, version, jobs, backend):
+                for row in _parallel(list(left.values()), run, folder, version):
                     del left[row[CELL]]
                     yield row
-            except BrokenProcessPool:
+            except died:
                 # Whoever killed its process is among the first that are left: they were in flight.
-                flying = list(left.values())[: joblib.effective_n_jobs(jobs)]
-                for cell in flying:
-                    yield _alone(left.pop(cell.key), run, folder, version)
+                for cell in list(left.values())[: joblib.effective_n_jobs()]:
+                    yield _alone(left.pop(cell.key), run, folder, version, died)
 
 
 def row_of(cell: Cell, version: str, figures: Mapping[str, Any], error: str = "") -> Row:
@@ -57,12 +56,13 @@ def row_of(cell: Cell, version: str, figures: Mapping[str, Any], error: str = ""
 
 
 def _parallel(
-    cells: Sequence[Cell], run: Run, folder: Path, version: str, jobs: int, backend: Backend
+    cells: Sequence[Cell], run: Run, folder: Path, version: str, jobs: int | None = None
 ) -> Iterator[Row]:
-    with joblib.parallel_config(backend=backend, n_jobs=jobs):
-        # One cell at a time and none waiting at a worker: what is lost with a process is what it ran.
-        parallel = joblib.Parallel(return_as="generator_unordered", batch_size=1, pre_dispatch="n_jobs")
-        yield from parallel(joblib.delayed(_row)(cell, run, folder, version) for cell in cells)
+    # One cell at a time and none waiting at a worker: what is lost with a process is what it ran.
+    parallel = joblib.Parallel(
+        n_jobs=jobs, return_as="generator_unordered", batch_size=1, pre_dispatch="n_jobs"
+    )
+    yield from parallel(joblib.delayed(_row)(cell, run, folder, version) for cell in cells)
 
 
 def _row(cell: Cell, run: Run, folder: Path, version: str) -> Row:
@@ -76,17 +76,21 @@ def _row(cell: Cell, run: Run, folder: Path, version: str) -> Row:
         return row_of(cell, version, {}, f"{name}{line}".rstrip(": "))
 
 
-def _alone(cell: Cell, run: Run, folder: Path, version: str) -> Row:
-    """In a process of its own."""
+def _alone(cell: Cell, run: Run, folder: Path, version: str, died: tuple[type[Exception], ...]) -> Row:
+    """In a process of its own: with one job joblib would take this one."""
     try:
-        return next(iter(_parallel([cell], run, folder, version, 2, "loky")))
-    except BrokenProcessPool:
+        return next(iter(_parallel([cell], run, folder, version, jobs=2)))
+    except died:
         return row_of(cell, version, {}, "its process died, also when it ran alone (out of memory?)")
 
 
-def _backend(backend: Backend, jobs: int) -> AbstractContextManager[None]:
-    if backend != "ray":
-        return nullcontext()
-    from steersman_simulator.sweep.on_ray import workers
+@contextmanager
+def _backend(backend: Backend, jobs: int) -> Iterator[tuple[type[Exception], ...]]:
+    """The backend is known to joblib; what it raises where a process has died."""
+    if backend == "ray":
+        from steersman_simulator.sweep.on_ray import workers
 
-    return workers(jobs)
+        with workers(jobs) as died:
+            yield (died,)
+    else:
+        yield (BrokenProcessPool,)

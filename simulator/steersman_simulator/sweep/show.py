@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from steersman_simulator.sweep.best import Goal, Group
-from steersman_simulator.sweep.cells import said
+from steersman_simulator.sweep.cells import NAME, PARAMS, said
 
 Advance = Callable[[bool], None]
 """One more cell is done; whether it failed."""
@@ -73,8 +73,8 @@ def show(result: dict[str, Any], groups: Sequence[Group], goal: Goal, console: C
 
 def _table(groups: Sequence[Group], goal: Goal) -> Table:
     table = Table(title=f"Best by {goal.figure} ({goal.better} is better)")
-    for column in ("condition", "best", goal.figure, "seeds", "next best", "speedup over it [95 %]"):
-        table.add_column(column)
+    for column in ("condition", "best", goal.figure, "seeds", "next best", "speedup [95 %]"):
+        table.add_column(column, overflow="fold")
     for group in groups:
         best, *others = group.standings
         second = others[0] if others else None
@@ -96,4 +96,13 @@ def _interval(middle: float | None, low: float | None, high: float | None) -> st
 
 
 def _words(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={said(value)}" for key, value in settings.items()) or "as it is"
+    """Settings in few words: a policy by its name, a parameter without its path.
+
+    >>> _words({"workload.load": 2, "policy.name": "fixed", "policy.params.k": 3})
+    'workload.load=2, fixed, k=3'
+    """
+    words = []
+    for key, value in settings.items():
+        name = key.removeprefix(PARAMS + ".")
+        words.append(said(value) if key == NAME else f"{name}={said(value)}")
+    return ", ".join(words) or "as it is"
