@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from steersman_policies.executor import Decision
 from steersman_policies.messages import StepReport
 from steersman_simulator.truths.step_work import DraftWork, StepSeconds, VerifyWork
-from steersman_simulator.world.batch import Batch, Committed, Forward
+from steersman_simulator.world.batch import Batch
 from steersman_simulator.world.outcome import Observer
 from steersman_simulator.world.steering import Link
+from steersman_simulator.world.step import Committed, Forward
 
 _IDLE_RANK = VerifyWork(1, 0, 0)
 """What a rank without requests does so that the others can go on."""
@@ -82,14 +83,16 @@ class Engine:
 
     def verify(self, now_s: float) -> float:
         """Compose; seconds of the target's forward."""
-        if self.batch.idle:
-            self._step = None
-            return self.seconds.verify_s(_IDLE_RANK)
         forward = self.batch.compose(now_s)
         self._step = _Step(forward)
         if self._is_async:
             self._step.decision = self._decide_early(forward, now_s)
         return self.seconds.verify_s(forward.work)
+
+    def run_along(self) -> float:
+        """There is nothing to do, but the other ranks of a group need this one; seconds of that."""
+        self._step = None
+        return self.seconds.verify_s(_IDLE_RANK)
 
     def _decide_early(self, forward: Forward, now_s: float) -> Decision:
         """K as the scheduler chooses it before the forward: of the last two steps it knows nothing yet."""
@@ -188,7 +191,7 @@ class Ranks:
 
     def verify(self, now_s: float) -> float:
         """Seconds of the longest forward."""
-        return max([engine.verify(now_s) for engine in self._engines])
+        return max([e.run_along() if e.idle else e.verify(now_s) for e in self._engines])
 
     def commit(self, now_s: float, verify_s: float) -> int:
         """Requests that are done, of all of them."""

@@ -13,14 +13,15 @@ class Groups:
 
     def __init__(self, capacity: int) -> None:
         self._groups = np.zeros((capacity, kernels.GROUP_FIELDS), dtype=np.int64)
-        self._outcomes = np.zeros((capacity, 3), dtype=np.int64)
+        self._outcomes = np.zeros((3, capacity), dtype=np.int64)
 
     def of(self, cells: kernels.Ints, used: int, segments: Sequence[str]) -> tuple[Group, ...]:
         """Groups in the order of their first request. The cells are used up."""
         if not used:
             return ()
         found = kernels.collate(cells, used, self._groups, self._outcomes)
-        rows = list(map(tuple, self._outcomes[:used].tolist()))
+        drafted_tokens, accepted_tokens, numbers = self._outcomes[:, :used].tolist()
+        rows = list(zip(drafted_tokens, accepted_tokens, numbers, strict=True))
         out, at = [], 0
         for group, requests, drafted, no_match, no_room, empty, outcomes in self._groups[:found].tolist():
             place, k = divmod(group, kernels.WIDTH)

@@ -102,7 +102,7 @@ class World:
         self._work = [self.env.event() for _ in self._steps]
         self._drained = self.env.event()
         self._arm, self._arm_start_s = 0, self.env.now
-        self._arrived = self._in_arm = self._unfinished = 0
+        self._arrived = self._in_arm = self._unfinished = self._finished = 0
         self._all_came = True
         self._rejected: list[Rejected] = []
         self._started_s: list[float] = []
@@ -138,16 +138,24 @@ class World:
             self.env.run(until=done)
         else:
             self.env.run(until=self.env.any_of([done, self.env.timeout(horizon_s)]))
-        running = [live.ordinal for engine in self.engines for live in engine.batch.requests]
+        running = sorted(live.ordinal for engine in self.engines for live in engine.batch.requests)
+        self._check(len(running))
         return Outcome(
             served=tuple(self._collector.served),
-            running=tuple(sorted(running)),
+            running=tuple(running),
             steps=tuple(self._collector.steps),
             spans=tuple(zip(self._started_s, [*self._ended_s, self.env.now], strict=False)),
             events=tuple(self.sidecar.events) if self.sidecar is not None else (),
             rejected=tuple(self._rejected),
             arrived=self._arrived,
         )
+
+    def _check(self, running: int) -> None:
+        """Conservation: nobody got lost or was invented, and no slot or block leaked."""
+        known = self._finished + len(self._rejected) + running
+        assert known == self._arrived, f"{self._arrived} requests arrived, {known} are accounted for"
+        for engine in self.engines:
+            engine.batch.check()
 
     def _experiment(self, arms: Sequence[Arm]) -> ProcessGenerator:
         for index, arm in enumerate(arms):
@@ -180,7 +188,8 @@ class World:
     def _vary(self) -> ProcessGenerator:
         """Let the truth change as time goes by; an arm that has drained is varied no more."""
         start_s, arm = self.env.now, self._arm
-        moments: list[tuple[float, int]] = [(at_s, index) for index, (at_s, _) in enumerate(self._truths)]
+        several = len(self._truths) > 1
+        moments = [(at_s, index) for index, (at_s, _) in enumerate(self._truths) if several]
         moments += [(at_s, -1) for at_s in self._acceptance.changes()]
         for at_s, index in sorted(moments):
             if start_s + at_s > self.env.now:
@@ -190,7 +199,7 @@ class World:
             for engine in self.engines:
                 if index < 0:
                     engine.batch.redraft(self.env.now)
-                elif index or arm:
+                else:
                     words = (1, engine.number, arm, index)
                     engine.seconds = self._truths[index][1].sampler(stream(self._random, *words))
         yield self.env.timeout(0.0)
@@ -237,6 +246,7 @@ class World:
                 yield env.timeout(now_s - env.now)
                 now_s = env.now
             done = steps.commit(now_s, verify_s)
+            self._finished += done
             draft_s, other_s = steps.draft()
             now_s += draft_s + other_s
             if now_s >= env.peek():
