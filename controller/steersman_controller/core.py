@@ -30,6 +30,9 @@ from steersman_policies.view import SegmentBelief, View
 CLOCK_GRAIN_S = 1e-6
 """Two clock readings that differ by one interval may fall short of it by rounding."""
 
+SPREAD_EVERY = 32
+"""Requests between two moments at which the belief is told how requests differ."""
+
 
 class Controller:
     """Learns in every mode; plans at most every `config.plan_interval_s`."""
@@ -307,7 +310,10 @@ class Controller:
         self.counters["requests"] += 1
         if not is_decided(report):
             self.counters["requests_undecided"] += 1
-        self.belief.differ(report.segment, self.requests.spreads[report.segment].wander)
+        # The belief has to learn all it was told before it can be told this: too dear for every request.
+        if self.counters["requests"] % SPREAD_EVERY == 0:
+            for segment, spread in self.requests.spreads.items():
+                self.belief.differ(segment, spread.wander)
 
     def _observe_ack(self, ack: PlanAck) -> None:
         self.counters["acks" if ack.applied else "nacks"] += 1

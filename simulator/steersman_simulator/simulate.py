@@ -16,6 +16,7 @@ from steersman_policies.messages import Hello
 from steersman_policies.policy import load as load_policy
 from steersman_simulator.acceptance.draft_table import Acceptance, DraftTable
 from steersman_simulator.acceptance.fit import fit_acceptance
+from steersman_simulator.report.run_report import write_run
 from steersman_simulator.report.summary import k_over_time, summary
 from steersman_simulator.truths.recorded import StepTruth, fit_steps, held_out_error, relative_error
 from steersman_simulator.windows import EngineTrace, Window, engine_trace
@@ -72,7 +73,11 @@ def fit(trace: EngineTrace, policies: Sequence[str] = ()) -> Fitted:
 
     Raises ValueError where they hold too few steps.
     """
-    windows = trace.under(policies)
+    return fit_windows(trace, trace.under(policies))
+
+
+def fit_windows(trace: EngineTrace, windows: Sequence[Window]) -> Fitted:
+    """The truth behind these windows of the trace. Raises ValueError where they hold too few steps."""
     used = {id(window) for window in windows}
     steps = [step for window in windows for step in window.steps]
     others = [step for window in trace.windows if id(window) not in used for step in window.steps]
@@ -82,7 +87,7 @@ def fit(trace: EngineTrace, policies: Sequence[str] = ()) -> Fitted:
     return Fitted(
         steps=truth,
         acceptance=fit_acceptance(steps, requests) if drafted else UndraftedAcceptance(),
-        windows=windows,
+        windows=tuple(windows),
         fitted_error=relative_error(truth, steps),
         held_out_error=held_out_error(steps),
         other_windows_error=relative_error(truth, others),
@@ -161,8 +166,10 @@ def window_summary(window: Window) -> dict[str, Any]:
     return metrics | {"k_by_segment": k_over_time(window.steps, start_s=start_s, end_s=end_s)}
 
 
-def simulate(settings: Settings) -> tuple[dict[str, Any], Outcome]:
-    """The result of `steersman simulate`, as a JSON tree, and all that happened.
+def simulate(settings: Settings, out: Path | None = None) -> tuple[dict[str, Any], Outcome]:
+    """The result of `steersman simulate --trace`, as a JSON tree, and all that happened.
+
+    With `out`, also the files of `report/run_report.py` in that folder.
 
     Raises ValueError or FileNotFoundError with one line for what cannot be used.
     """
@@ -180,6 +187,7 @@ def simulate(settings: Settings) -> tuple[dict[str, Any], Outcome]:
     change = Change(0.0, settings.policy, settings.params)
     outcome = world.run([Arm(settings.policy, arrivals, (change,))])
     result = {
+        "name": settings.trace.name,
         "version": first.version,
         "trace": settings.trace.name,
         "engine": trace.engine_id,
@@ -187,15 +195,22 @@ def simulate(settings: Settings) -> tuple[dict[str, Any], Outcome]:
         "params": settings.params,
         "seed": settings.seed,
         "load": settings.load,
-        "max_batch": world.batch.shape.max_batch,
+        "max_batch": world.engines[0].batch.shape.max_batch,
         "prior": priors[0].source if priors else "",
         "warning": recording.warning,
         "fitted": describe(fitted),
         "arrived": len(arrivals),
+        "failed": len(outcome.rejected),
         "running": list(outcome.running),
+        "unfinished": len(outcome.running),
+        "left_out": {},
+        "engines": 1,
         "arrivals_from": [window.label for window in windows],
     }
-    return result | arm_summary(outcome, 0), outcome
+    result |= arm_summary(outcome, 0)
+    if out is not None:
+        write_run(out, result, outcome, arrivals)
+    return result, outcome
 
 
 def describe(fitted: Fitted) -> dict[str, Any]:

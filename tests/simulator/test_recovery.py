@@ -21,6 +21,9 @@ class Recovering:
         level = 0.8 if ordinal >= RECOVERS_AT else 0.0
         return ConstantAcceptance(level).table(arrival, ordinal, seed, at_s)
 
+    def changes(self) -> tuple[float, ...]:
+        return ()
+
 
 def run(make_world, arm, seed: int) -> tuple[list[StepReport], int]:
     """All steps, and the first one in which every request is of the later kind."""

@@ -112,22 +112,24 @@ def serve():
 
     def run(truth: SegmentTruth, requests: int = 300):
         from steersman_policies.executor import Decision
-        from steersman_simulator.world.batch import Batch, Live, finished_report
+        from steersman_simulator.world.batch import Batch
+        from steersman_simulator.world.requests import Live
         from steersman_simulator.world.shape import Shape
 
-        batch, acceptance = Batch(Shape(8, 10_000)), AcceptanceTruth({"unknown": truth})
+        acceptance = AcceptanceTruth({"unknown": truth})
+        batch = Batch(Shape(8, 10_000), lambda live, _: acceptance.table(live.arrival, live.ordinal, 7, 0.0))
         for ordinal in range(requests):
-            arrival = Arrival(0.0, "chat", 10, 150)
-            drafts = acceptance.table(arrival, ordinal, 7, 0.0)
-            batch.waiting.append(Live(ordinal, 0, arrival, drafts, 0.0))
+            batch.arrive(Live(ordinal, 0, Arrival(0.0, "chat", 10, 150), 0.0))
         steps, done = [], []
+        decision = Decision({"chat": 4}, 0, "table", False)
         while not batch.idle:
-            forward = batch.compose(float(batch.steps))
-            committed = batch.commit(forward, float(batch.steps))
-            drafting = batch.draft({"chat": 4})
-            decision = Decision({"chat": 4}, 0, "table", False)
-            steps.append(batch.report(forward, committed, decision, drafting, (0.0, 1.0, 0.0)))
-            done += [finished_report(live) for live in committed.finished]
+            forward = batch.compose(float(batch.totals.steps))
+            committed = batch.commit(forward, float(batch.totals.steps))
+            drafting = batch.draft({"chat": 4}, forward)
+            seconds = (0.0, 1.0, 0.0)
+            steps.append(batch.report(forward, committed, decision, drafting, seconds))
+            batch.close(forward, committed, False, seconds)
+            done += [one.report for one in committed.finished]
         return steps, done
 
     return run

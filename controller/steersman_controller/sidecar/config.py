@@ -3,6 +3,7 @@
 An unknown key is an error that says where it is, what it may have meant and what is allowed.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,7 +84,7 @@ def read_config(path: Path | None, environment: Mapping[str, str], flags: Mappin
     merged: dict[str, Any] = {}
     for where, tree in _sources(path, environment, flags):
         _converted(tree, where)  # now, so that the error names the source
-        merged = _merged(merged, tree)
+        merged = merged_trees(merged, tree)
     config = _with_segments(_converted(merged, "configuration"))
     return msgspec.structs.replace(
         config,
@@ -96,12 +97,12 @@ def _sources(
     path: Path | None, environment: Mapping[str, str], flags: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
     if path is not None:
-        yield str(path), _read_yaml(path)
+        yield str(path), read_yaml(path)
     for name in sorted(environment):
         if name.startswith(ENV_PREFIX):
-            yield name, _nested(_env_keys(name), _env_value(name, environment))
+            yield name, nested(_env_keys(name), _env_value(name, environment))
     for key, value in flags.items():
-        yield "--" + key.replace("_", "-"), _nested(key.split("."), value)
+        yield "--" + key.replace("_", "-"), nested(key.split("."), value)
 
 
 def _converted(tree: Any, where: str) -> SidecarConfig:
@@ -157,9 +158,37 @@ def _check_rules(rules: tuple[SegmentRule, ...], tree: set[str], where: str) -> 
             raise ValueError(f"{where}.{number}: never reached, rule {earlier} takes {which} already")
 
 
-def _read_yaml(path: Path) -> Any:
+class _Loader(yaml.SafeLoader):
+    """Like YAML 1.1, but `on` and `off` are words (`off` is a policy), and 1e-3 is a number."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:bool"]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool",
+    re.compile("^(?:yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE)$"),
+    list("yYnNtTfF"),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def parse_yaml(text: str) -> Any:
+    """The tree in a text. Raises yaml.YAMLError.
+
+    >>> parse_yaml("{policy: off, steer: yes, step_s: 1e-3}")
+    {'policy': 'off', 'steer': True, 'step_s': 0.001}
+    """
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+
+
+def read_yaml(path: Path) -> Any:
+    """The tree in a file; an empty file is an empty map. Raises ValueError in one line."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not YAML: {error}") from None
     return {} if tree is None else tree
@@ -171,20 +200,26 @@ def _env_keys(name: str) -> list[str]:
 
 def _env_value(name: str, environment: Mapping[str, str]) -> Any:
     try:
-        return yaml.safe_load(environment[name])
+        return parse_yaml(environment[name])
     except yaml.YAMLError as error:
         raise ValueError(f"{name}: not YAML: {error}") from None
 
 
-def _nested(keys: list[str], value: Any) -> Any:
+def nested(keys: list[str], value: Any) -> Any:
+    """The value under these keys.
+
+    >>> nested(["a", "b"], 1)
+    {'a': {'b': 1}}
+    """
     for key in reversed(keys):
         value = {key: value}
     return value
 
 
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def merged_trees(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Two trees as one; where both say something, the upper one counts."""
     out = dict(below)
     for key, value in above.items():
         both = isinstance(out.get(key), dict) and isinstance(value, dict)
-        out[key] = _merged(out[key], value) if both else value
+        out[key] = merged_trees(out[key], value) if both else value
     return out

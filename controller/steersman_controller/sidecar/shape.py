@@ -25,10 +25,24 @@ def _shaped(tree: Any, kind: Type, where: str, path: str) -> Any:
     if isinstance(kind, VarTupleType) and isinstance(tree, list):
         return [_shaped(value, kind.item_type, where, f"{path}{n}.") for n, value in enumerate(tree)]
     if isinstance(kind, UnionType) and isinstance(tree, dict):
-        for option in kind.types:
-            if isinstance(option, StructType):
-                return _shaped(tree, option, where, path)
+        options = [option for option in kind.types if isinstance(option, StructType)]
+        if options:
+            return _shaped(tree, _chosen(tree, options, where, path), where, path)
     return tree
+
+
+def _chosen(tree: dict[str, Any], options: list[StructType], where: str, path: str) -> StructType:
+    """The record that a tagged tree stands for; without tags there is only one."""
+    field = options[0].tag_field
+    if field is None:
+        return options[0]
+    tags = {str(option.tag): option for option in options}
+    if field not in tree:
+        raise ValueError(f"{where}: {path}{field} is missing; allowed: {', '.join(tags)}")
+    if tree[field] not in tags:
+        found = f"found {tree[field]!r}{did_you_mean(str(tree[field]), tags)}"
+        raise ValueError(f"{where}: {path}{field}: {found}; allowed: {', '.join(tags)}")
+    return tags[tree[field]]
 
 
 def _record(tree: Any, kind: StructType, where: str, path: str) -> Any:
@@ -36,6 +50,8 @@ def _record(tree: Any, kind: StructType, where: str, path: str) -> Any:
     if not isinstance(tree, dict):
         found = type(tree).__name__
         raise ValueError(f"{where}: {path.rstrip('.') or 'the file'} must map keys to values, found {found}")
+    tag = {kind.tag_field: kind.tag} if kind.tag_field and kind.tag_field in tree else {}
+    tree = {key: value for key, value in tree.items() if key not in tag}
     for key in tree:
         if key not in fields:
             hint = did_you_mean(str(key), fields)
@@ -47,7 +63,10 @@ def _record(tree: Any, kind: StructType, where: str, path: str) -> Any:
             msgspec.convert(value, types[key])
         except msgspec.ValidationError as error:
             raise ValueError(f"{where}: {path}{_unfit(key, value, fields[key].type, error)}") from None
-    return _positional(out, kind, where, path) if kind.array_like else out
+    for name, field in fields.items():
+        if field.required and name not in out:
+            raise ValueError(f"{where}: {path}{name} is missing")
+    return _positional(out, kind, where, path) if kind.array_like else tag | out
 
 
 def _unfit(key: str, value: Any, kind: Type, error: msgspec.ValidationError) -> str:
@@ -55,7 +74,8 @@ def _unfit(key: str, value: Any, kind: Type, error: msgspec.ValidationError) -> 
         words = [str(word) for word in kind.values]
         return f"{key}: found {value!r}{did_you_mean(str(value), words)}; allowed: {', '.join(words)}"
     text, _, place = str(error).partition(" - at `$")
-    return f"{key}{place.rstrip('`')}: {text}, found {value!r}"
+    found = "" if isinstance(value, dict) else f", found {value!r}"
+    return f"{key}{place.rstrip('`')}: {text}{found}"
 
 
 def _positional(record: dict[str, Any], kind: StructType, where: str, path: str) -> list[Any]:

@@ -171,27 +171,49 @@ class ComposedForward:
     def seconds(
         self, *, tokens: float, sequences: float, context_tokens: float, prefill_tokens: float
     ) -> float:
-        """See `Forward`; prefill is taken as one prompt that begins in this step."""
+        """See `Forward`."""
+        return (
+            self.dense_s(tokens, tokens - prefill_tokens)
+            + self.decode_attention_s(sequences, context_tokens)
+            + self.prompt_attention_s(prefill_tokens)
+        )
+
+    def dense_s(self, tokens: float, heads: float) -> float:
+        """See `Forward`."""
         shape, ways = self.shape, self.ways
-        heads, kv_heads = shape.heads // ways, max(shape.kv_heads // ways, 1)
-        width = heads * shape.head_dim
+        width = shape.heads // ways * shape.head_dim
         layer = (
-            self.tables.gemm_s(tokens, width + 2 * kv_heads * shape.head_dim, shape.hidden)
+            self.tables.gemm_s(tokens, width + 2 * self._kv_heads * shape.head_dim, shape.hidden)
             + self.tables.gemm_s(tokens, shape.hidden, width)
             + self._elementwise_s(tokens)
         )
-        if sequences:
-            layer += self.tables.decode_attention_s(sequences, context_tokens / sequences, heads, kv_heads)
-        if prefill_tokens:
-            layer += self.tables.prefill_attention_s(prefill_tokens, heads, kv_heads)
         if ways > 1:
             layer += 2.0 * self.tables.allreduce_s(tokens * shape.hidden, ways)
-        head = self.tables.gemm_s(max(tokens - prefill_tokens, 1.0), shape.vocabulary / ways, shape.hidden)
+        head = self.tables.gemm_s(max(heads, 1.0), shape.vocabulary / ways, shape.hidden)
         dense = shape.dense_layers
         mlps = dense * self._mlp_s(tokens, shape.intermediate) if dense else 0.0
         if shape.layers > dense:
             mlps += (shape.layers - dense) * self._routed_s(tokens)
         return shape.layers * layer + mlps + head
+
+    def decode_attention_s(self, sequences: float, context_tokens: float) -> float:
+        """See `Forward`."""
+        if not sequences:
+            return 0.0
+        heads = self.shape.heads // self.ways
+        one = self.tables.decode_attention_s(sequences, context_tokens / sequences, heads, self._kv_heads)
+        return self.shape.layers * one
+
+    def prompt_attention_s(self, tokens: float) -> float:
+        """See `Forward`."""
+        if not tokens:
+            return 0.0
+        heads = self.shape.heads // self.ways
+        return self.shape.layers * self.tables.prefill_attention_s(tokens, heads, self._kv_heads)
+
+    @property
+    def _kv_heads(self) -> int:
+        return max(self.shape.kv_heads // self.ways, 1)
 
     def _mlp_s(self, tokens: float, intermediate: float) -> float:
         """A gated MLP of every token."""

@@ -22,12 +22,27 @@ ACTIVATION_BYTES = 2.0
 
 
 class Forward(Protocol):
-    """Predicts the seconds of one forward of one model."""
+    """Predicts the seconds of one forward of one model, and of its parts."""
 
     def seconds(
         self, *, tokens: float, sequences: float, context_tokens: float, prefill_tokens: float
     ) -> float:
-        """Of `tokens` (prefill included) for `sequences` that decode with `context_tokens` in sum."""
+        """Of `tokens` (prefill included) for `sequences` that decode with `context_tokens` in sum.
+
+        Prefill is taken as one prompt that begins in this step.
+        """
+        ...
+
+    def dense_s(self, tokens: float, heads: float) -> float:
+        """Everything but attention, for `tokens` of which `heads` need the output head."""
+        ...
+
+    def decode_attention_s(self, sequences: float, context_tokens: float) -> float:
+        """Attention of sequences that decode, `context_tokens` in sum."""
+        ...
+
+    def prompt_attention_s(self, tokens: float) -> float:
+        """Attention of a prompt, to itself."""
         ...
 
 
@@ -42,24 +57,45 @@ class Roofline(Struct, frozen=True):
         self, *, tokens: float, sequences: float, context_tokens: float, prefill_tokens: float
     ) -> float:
         """See `Forward`."""
-        shape, ways = self.shape, self.tensor_parallel
-        read = self.device.bytes_per_s * BANDWIDTH_SHARE * ways
-        work = self.device.flops_per_s * ARITHMETIC_SHARE * ways
+        return (
+            self.dense_s(tokens, tokens - prefill_tokens)
+            + self.decode_attention_s(sequences, context_tokens)
+            + self.prompt_attention_s(prefill_tokens)
+        )
+
+    def dense_s(self, tokens: float, heads: float) -> float:
+        """See `Forward`."""
+        shape = self.shape
         routed_layers = (shape.layers - shape.dense_layers) if shape.experts else 0
         weights = (
             shape.dense_parameters + routed_layers * shape.experts_read(tokens) * shape.expert_parameters
         )
         # Only the last token of a prompt needs the output head.
-        headless = prefill_tokens * shape.hidden * shape.vocabulary
+        headless = (tokens - heads) * shape.hidden * shape.vocabulary
         active = shape.dense_parameters + routed_layers * shape.experts_per_token * shape.expert_parameters
-        products = max(weights * shape.weight_bytes / read, 2.0 * (active * tokens - headless) / work)
-        cache = context_tokens * shape.kv_bytes_per_token / read
-        # A prompt attends to half of itself on average: two products of scores and values.
-        width = shape.heads * shape.head_dim
-        prompt = 2.0 * shape.layers * prefill_tokens**2 * width / work
-        passing = 12.0 * shape.layers * tokens * shape.hidden * ACTIVATION_BYTES / read
+        operations = 2.0 * (active * tokens - headless)
+        products = max(weights * shape.weight_bytes / self._bytes_per_s, operations / self._flops_per_s)
+        passing = 12.0 * shape.layers * tokens * shape.hidden * ACTIVATION_BYTES / self._bytes_per_s
         launches = shape.layers * KERNELS_PER_LAYER * LAUNCH_S
-        return products + cache + prompt + passing + launches + self._reduction_s(tokens)
+        return products + passing + launches + self._reduction_s(tokens)
+
+    def decode_attention_s(self, sequences: float, context_tokens: float) -> float:
+        """See `Forward`: bound by reading the cache, however many sequences it is of."""
+        del sequences
+        return context_tokens * self.shape.kv_bytes_per_token / self._bytes_per_s
+
+    def prompt_attention_s(self, tokens: float) -> float:
+        """See `Forward`: each token attends to half of them on average, two products (scores, values)."""
+        width = self.shape.heads * self.shape.head_dim
+        return 2.0 * self.shape.layers * tokens**2 * width / self._flops_per_s
+
+    @property
+    def _bytes_per_s(self) -> float:
+        return self.device.bytes_per_s * BANDWIDTH_SHARE * self.tensor_parallel
+
+    @property
+    def _flops_per_s(self) -> float:
+        return self.device.flops_per_s * ARITHMETIC_SHARE * self.tensor_parallel
 
     def _reduction_s(self, tokens: float) -> float:
         """Two all-reduces a layer (ring)."""

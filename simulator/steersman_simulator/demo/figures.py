@@ -1,11 +1,9 @@
 """The report's plots as inline SVG: no script, no font, nothing fetched."""
 
-import io
-import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,6 +11,7 @@ from matplotlib.figure import Figure
 from steersman_simulator.demo.measure import FIDELITY, busy_by_place, most_drafting
 from steersman_simulator.demo.result import Findings, by_arm
 from steersman_simulator.demo.timeline import Timeline, timeline
+from steersman_simulator.report.svg import SEGMENT_COLOURS, drawn, floats, one, rows
 
 ARM_COLOURS = {
     "off": "#8a94a6",
@@ -21,21 +20,6 @@ ARM_COLOURS = {
     "static4": "#e08a3c",
     "table": "#8e6bbf",
     "steered": "#1f7a8c",
-}
-SEGMENT_COLOURS = ("#1f7a8c", "#c8553d", "#6a4c93", "#588157", "#e0a52c", "#3d5a80", "#b56576", "#6c757d")
-STYLE = {
-    "font.family": "sans-serif",
-    "font.size": 9.5,
-    "svg.fonttype": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#9aa3b2",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e9ef",
-    "legend.frameon": False,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
 }
 
 
@@ -51,35 +35,18 @@ def all_figures(findings: Findings) -> dict[str, str]:
     }
     if "fidelity" in findings.result:
         makers["fidelity"] = fidelity
-    found = {}
-    for name, make in makers.items():
-        # The salt keeps the ids of two plots in one document apart, and equal from run to run.
-        with mpl.rc_context(STYLE | {"svg.hashsalt": name}):
-            found[name] = svg(make(findings))
-    return found
-
-
-def svg(figure: Figure) -> str:
-    """The bare `<svg>` element of a figure, scaled to the width of its place."""
-    out = io.StringIO()
-    metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(out, format="svg", metadata=metadata, bbox_inches="tight")
-    text = out.getvalue()
-    text = text[text.index("<svg") :]
-    return re.sub(
-        r'(<svg [^>]*?)width="[^"]*pt" height="[^"]*pt"|(<svg [^>]*?)height="[^"]*pt"', r"\1\2", text, count=1
-    )
+    return {name: drawn(name, partial(make, findings)) for name, make in makers.items()}
 
 
 def k_over_time(findings: Findings) -> Figure:
     """Mean K by segment along the steered runs, one row a round."""
     lines = [timeline(run) for run in by_arm(findings.runs)["steered"]]
-    figure, axes = _rows(len(lines), height=1.9)
+    figure, axes = rows(len(lines), height=1.9)
     colours = _segment_colours(findings)
     for number, (line, axis) in enumerate(zip(lines, axes, strict=True), start=1):
         for segment, values in line.k_by_segment.items():
             axis.step(
-                _times(line), _floats(values), where="mid", color=colours[segment], lw=1.6, label=segment
+                _times(line), floats(values), where="mid", color=colours[segment], lw=1.6, label=segment
             )
         _phases(axis, line)
         axis.set_ylabel(f"K, round {number}" if len(lines) > 1 else "K")
@@ -92,11 +59,11 @@ def k_over_time(findings: Findings) -> Figure:
 def load_over_time(findings: Findings) -> Figure:
     """Live and waiting requests along round 1 of each arm."""
     runs = by_arm(findings.runs)
-    figure, axes = _rows(2, height=1.7)
+    figure, axes = rows(2, height=1.7)
     for arm, found in runs.items():
         line = timeline(found[0])
         for axis, values in zip(axes, (line.live_requests, line.waiting_requests), strict=True):
-            axis.plot(_times(line), _floats(values), color=ARM_COLOURS[arm], lw=1.5, label=arm)
+            axis.plot(_times(line), floats(values), color=ARM_COLOURS[arm], lw=1.5, label=arm)
     for axis, label in zip(axes, ("live", "waiting"), strict=True):
         _phases(axis, timeline(runs["off"][0]))
         axis.set_ylabel(f"{label} requests")
@@ -110,7 +77,7 @@ def busy_by_phase(findings: Findings) -> Figure:
     """Busy milliseconds per token of each arm, by phase and in all."""
     arms = findings.result["arms"]
     places = busy_by_place(findings.result)
-    figure, axis = _one(7.4, 2.9)
+    figure, axis = one(7.4, 2.9)
     _bars(
         axis,
         list(places),
@@ -124,7 +91,7 @@ def busy_by_phase(findings: Findings) -> Figure:
 
 def position_acceptance(findings: Findings) -> Figure:
     """Share of reached positions that were accepted, by segment, steered and in the arm that drafted most."""
-    figure, axis = _one(7.4, 2.9)
+    figure, axis = one(7.4, 2.9)
     colours = _segment_colours(findings)
     other = most_drafting(findings.result, "steered")
     for arm, style in ((other, "o--"), ("steered", "o-")):
@@ -149,7 +116,7 @@ def position_acceptance(findings: Findings) -> Figure:
 
 def prediction(findings: Findings) -> Figure:
     """Predicted against actual milliseconds of every step."""
-    figure, axis = _one(4.6, 4.0)
+    figure, axis = one(4.6, 4.0)
     actual = np.array([p.actual_s for p in findings.predictions]) * 1e3
     predicted = np.array([p.predicted_s for p in findings.predictions]) * 1e3
     if len(actual):
@@ -166,7 +133,7 @@ def prediction(findings: Findings) -> Figure:
 
 def fidelity(findings: Findings) -> Figure:
     """Simulated over measured figures of the steered arm."""
-    figure, axis = _one(7.4, 2.6)
+    figure, axis = one(7.4, 2.6)
     found = findings.result["fidelity"]
     ratios = {key: found["simulated_over_measured"][key] for key in FIDELITY} if found else {}
     kept = {key: ratio for key, ratio in ratios.items() if ratio is not None}
@@ -209,22 +176,8 @@ def latency(findings: Findings) -> Figure:
     return figure
 
 
-def _rows(count: int, height: float) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(9.0, height * count + 0.4), layout="constrained")
-    return figure, list(np.atleast_1d(figure.subplots(count, 1, sharex=True)))
-
-
-def _one(width: float, height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots()
-
-
 def _times(line: Timeline) -> list[float]:
     return [(index + 0.5) * line.bin_s for index in range(len(line.live_requests))]
-
-
-def _floats(values: Sequence[float | None]) -> list[float]:
-    return [float("nan") if value is None else value for value in values]
 
 
 def _phases(axis: Axes, line: Timeline) -> None:

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from steersman_simulator.demo.console import cell, summary_lines
 from steersman_simulator.demo.figures import all_figures
 from steersman_simulator.demo.result import Findings
+from steersman_simulator.report.page import templates
 
 Summarise = Callable[[dict[str, Any]], list[str]]
 """From a result to its findings in sentences."""
@@ -27,13 +27,7 @@ def write_report(
 
 def render(findings: Findings, *, template: str = TEMPLATE, summarise: Summarise = summary_lines) -> str:
     """The page as text."""
-    environment = Environment(
-        loader=PackageLoader("steersman_simulator.demo", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates("steersman_simulator.demo")
     environment.filters["cell"] = cell
     figures = {name: Markup(text) for name, text in all_figures(findings).items()}  # noqa: S704 - ours
     return environment.get_template(template).render(

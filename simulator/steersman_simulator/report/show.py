@@ -1,16 +1,13 @@
-"""What a person sees of a simulated run, and the files it leaves."""
+"""What a person sees of a simulated run."""
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from steersman_controller.events import Event
-from steersman_controller.trace.journal import JournalWriter, encode_event
 from steersman_simulator.report.summary import rounded
 
 _COUNTS = (
@@ -28,6 +25,9 @@ _COUNTS = (
     ("Steps", "num_steps", "{:d}"),
     ("Draft acceptance rate", "draft_acceptance_rate", "{:.3f}"),
     ("Tokens per step and request", "tokens_per_step", "{:.3f}"),
+    ("Preemptions", "preemptions", "{:d}"),
+    ("SLO attainment", "slo_attainment", "{:.3f}"),
+    ("Request goodput (req/s)", "request_goodput", "{:.3f}"),
 )
 _LATENCIES = (
     ("Time to first token", "ttft"),
@@ -50,11 +50,13 @@ def show(result: dict[str, Any], console: Console | None = None) -> None:
     console = console or Console(file=sys.stdout, highlight=False)
     if result.get("warning"):
         Console(file=sys.stderr).print(f"warning: {result['warning']}", highlight=False)
-    console.print(_fit_line(result))
+    console.print(_fit_line(result) if "fitted" in result else _end_line(result))
     table = Table(title=f"Serving Benchmark Result (simulated): {result['policy']}", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     for label, key, form in _COUNTS:
+        if key not in result:
+            continue
         value = result[key]
         table.add_row(label, f"{value * 1e3:.3f}" if form == "ms" else form.format(value))
     for label, name in _LATENCIES:
@@ -68,17 +70,12 @@ def show(result: dict[str, Any], console: Console | None = None) -> None:
     console.print(_segments(result))
 
 
-def write(folder: Path, result: dict[str, Any], events: Sequence[Event]) -> None:
-    """`result.json` and `journal.bin`, a recording like any other. Raises ValueError where one exists."""
-    folder.mkdir(parents=True, exist_ok=True)
-    journal = folder / "journal.bin"
-    if journal.exists():
-        raise ValueError(f"--out: {journal} exists already; choose another folder")
-    (folder / "result.json").write_bytes(encode_result(result) + b"\n")
-    writer = JournalWriter(journal)
-    for event in events:
-        writer.append(encode_event(event))
-    writer.close()
+def _end_line(result: dict[str, Any]) -> str:
+    parts = [f"{result['name']}: {result['arrived']} requests arrived, {result['completed']} finished"]
+    parts += [f"{count} rejected ({why})" for why, count in result["rejected_by_reason"].items()]
+    parts += [f"{result['unfinished']} unfinished"] if result["unfinished"] else []
+    parts += [f"{count} rows left out ({why})" for why, count in result["left_out"].items()]
+    return ", ".join(parts) + "."
 
 
 def _fit_line(result: dict[str, Any]) -> str:

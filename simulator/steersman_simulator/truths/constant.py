@@ -2,19 +2,20 @@
 
 from msgspec import Struct
 
+from steersman_policies.units import Seconds
 from steersman_simulator.truths.step_work import DraftWork, VerifyWork
 from steersman_simulator.world.chance import Chance
 
 
-class ConstantSteps(Struct, frozen=True):
+class ConstantSteps(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="constant"):
     """Linear in the counts: for tests, examples and closed-form checks."""
 
-    step_s: float
-    per_token_s: float = 0.0
-    per_context_token_s: float = 0.0
-    per_draft_token_s: float = 0.0
-    per_drafting_request_s: float = 0.0
-    host_s: float = 0.0
+    step_s: Seconds
+    per_token_s: Seconds = 0.0
+    per_context_token_s: Seconds = 0.0
+    per_draft_token_s: Seconds = 0.0
+    per_drafting_request_s: Seconds = 0.0
+    host_s: Seconds = 0.0
 
     def sampler(self, chance: Chance) -> "ConstantSteps":
         """No chance in it."""

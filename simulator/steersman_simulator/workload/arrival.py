@@ -23,6 +23,12 @@ class Arrival(Struct, frozen=True):
     stops: bool = False
     """Ended by a stop token: nobody knew its length in advance, so drafts may reach beyond its end."""
     statistics: PromptStatistics | None = None
+    hash_ids: tuple[int, ...] = ()
+    """Of the prompt's blocks in order; two prompts with equal leading ids share that prefix."""
+    hash_block_tokens: int = 0
+    """Tokens of such a block; 0: nothing is known about prefixes."""
+    request_id: str = ""
+    """What the trace calls it."""
 
 
 def arrivals_of(
@@ -40,19 +46,22 @@ def arrivals_of(
     if not 0.0 < load < inf:
         raise ValueError(f"load: {load}, must be above 0 and finite")
     ordered = sorted((r for r in requests if r.output_tokens > 0), key=lambda r: (r.arrived_s, r.request))
-    for r in ordered:
-        if r.prompt_tokens + r.output_tokens > MAX_REQUEST_TOKENS:
-            found = f"{r.prompt_tokens} prompt and {r.output_tokens} output tokens"
-            raise ValueError(f"trace: request {r.request} has {found}, at most {MAX_REQUEST_TOKENS} together")
     origin_s = start_s if start_s is not None else (ordered[0].arrived_s if ordered else 0.0)
-    return tuple(
-        Arrival(
-            at_s=max(0.0, r.arrived_s - origin_s) / load,
-            segment=r.segment,
-            prompt_tokens=r.prompt_tokens,
-            output_tokens=r.output_tokens,
-            stops=r.finish_reason == "stop",
-            statistics=r.statistics,
+    return tuple(arrival_of(r, max(0.0, r.arrived_s - origin_s) / load) for r in ordered)
+
+
+def arrival_of(request: RequestReport, at_s: float) -> Arrival:
+    """The arrival behind one finished request. Raises ValueError where it is longer than any can be."""
+    if request.prompt_tokens + request.output_tokens > MAX_REQUEST_TOKENS:
+        found = f"{request.prompt_tokens} prompt and {request.output_tokens} output tokens"
+        raise ValueError(
+            f"trace: request {request.request} has {found}, at most {MAX_REQUEST_TOKENS} together"
         )
-        for r in ordered
+    return Arrival(
+        at_s=at_s,
+        segment=request.segment,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=request.output_tokens,
+        stops=request.finish_reason == "stop",
+        statistics=request.statistics,
     )

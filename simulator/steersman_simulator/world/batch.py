@@ -1,218 +1,365 @@
-"""The simulated engine without its clock: queue, slots, packed forward, commit, drafts, report.
+"""The simulated engine without its clock: queue, rows, packed forward, commit, drafts, report.
 
-It follows our own engine: requests wait in arrival order and move into free slots; one packed
-forward a step carries an anchor and the pending drafts of every decode request and, within a token
-budget, chunks of prompts; a request's first token is committed by the step in which its prefill
-ends, and is no step of that request. Drafts verified in step t + 1 were made under the K chosen in step t.
+Requests wait in order of arrival. One forward a step carries an anchor and the pending drafts of every
+decode request and, within the budgets, chunks of prompts; a request's first token is committed by the
+step in which its prefill ends, and is no step of that request. Drafts verified in step t + 1 were made
+under the K chosen in step t. Where KV blocks run short, the request that was admitted last goes back to
+the front of the queue, and what it has so far is read again as a prompt (preemption by recompute).
 """
 
-from collections import deque
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 
-from msgspec import Struct
+import numpy as np
 
 from steersman_policies.executor import Decision, Load
-from steersman_policies.messages import Group, NotDrafted, RequestReport, StepReport, context_bucket
-from steersman_simulator.acceptance.draft_table import DraftTable
-from steersman_simulator.truths.step_work import VerifyWork
+from steersman_policies.messages import StepReport
+from steersman_simulator.acceptance.draft_table import MAX_DRAFT_TOKENS, DraftTable
+from steersman_simulator.truths.step_work import DraftWork, VerifyWork
 from steersman_simulator.workload.arrival import Arrival
+from steersman_simulator.world import kernels
+from steersman_simulator.world.admission import Admission
+from steersman_simulator.world.blocks import BlockPool
+from steersman_simulator.world.groups import Groups
+from steersman_simulator.world.requests import Finished, Live, counts_of, finished
+from steersman_simulator.world.rows import Rows
+from steersman_simulator.world.segments import Segments
 from steersman_simulator.world.shape import Shape
+from steersman_simulator.world.step import Coming, Committed, Forward, Totals
 
-
-class Live(Struct, gc=False):
-    """A request in the engine. Mutable: it belongs to one `Batch`."""
-
-    ordinal: int
-    arm: int
-    arrival: Arrival
-    drafts: DraftTable | None
-    """None: nothing is known about its drafts, and nobody may ask for one."""
-    arrived_s: float
-    admitted_s: float = 0.0
-    prefilled_tokens: int = 0
-    committed_tokens: int = 0
-    commanded_k: int = 0
-    """The K under which the pending drafts were made."""
-    pending: int = 0
-    """Draft tokens to verify in the next step."""
-    why_none: NotDrafted | None = None
-    acceptable: int = 0
-    """How much of a long enough draft the target would accept there."""
-    accepted_now: int = 0
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    reached: int = 0
-    steps_drafted: int = 0
-    deliveries: list[tuple[float, int]] = []
-    """(moment, tokens) of everything committed."""
-
-    @property
-    def context_tokens(self) -> int:
-        """Prompt and output so far."""
-        return self.prefilled_tokens + self.committed_tokens
-
-    @property
-    def cached_tokens(self) -> int:
-        """What the cache holds before a step: all but the newest token."""
-        return self.context_tokens - 1
-
-    @property
-    def left_tokens(self) -> int:
-        """Output tokens still to come."""
-        return self.arrival.output_tokens - self.committed_tokens
-
-
-class Forward(Struct, gc=False):
-    """One composed step."""
-
-    decode: list[Live]
-    chunks: list[tuple[Live, int]]
-    work: VerifyWork
-    started_s: float
-
-
-class Committed(Struct, frozen=True, gc=False):
-    """What a step brought."""
-
-    groups: tuple[Group, ...]
-    tokens: int
-    finished: list[Live]
+_STATES = {"stateless": kernels.STATELESS, "warm": kernels.WARM, "cold": kernels.COLD}
 
 
 class Batch:
-    """Waiting requests and slots. Every method is called once a step, in the order of this file."""
+    """Waiting and running requests. Every method is called once a step, in the order of this file."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        drafts: Callable[[Live, float], DraftTable | None],
+        *,
+        k_max: int = MAX_DRAFT_TOKENS,
+        keeps_deliveries: bool = True,
+    ) -> None:
         self.shape = shape
-        self.waiting: deque[Live] = deque()
-        self.slots: list[Live] = []
-        self.steps = 0
+        self.rows = Rows(shape.max_batch)
+        self.decoding: list[Live] = []
+        """By row."""
+        self.admission = Admission(shape, k_max)
+        self.totals = Totals()
+        self.segments = Segments()
+        self.gaps = np.zeros((2, kernels.GAP_BINS), dtype=np.int64)
+        """Deliveries, and tokens, by bin of the time since the delivery before."""
+        self._drafts = drafts
+        self._keeps_deliveries = keeps_deliveries
+        self._is_async = shape.scheduling == "async"
+        self._context = 0
+        self._next = Coming()
         self._switched = False
+        capacity = shape.max_batch
+        self._hashed = np.full(4 << (capacity - 1).bit_length(), -1, dtype=np.int64)
+        self._cells = np.zeros((3, capacity), dtype=np.int64)
+        self._used_cells = 0
+        self._groups = Groups(capacity)
+        self._finished = np.zeros(capacity, dtype=np.int64)
+        self._short = False
+        """Whether blocks are missing for the next forward."""
+        self._out = np.zeros(9, dtype=np.int64)
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not self.slots and not self.waiting
+        return not (self.decoding or self.admission.prefilling or self.admission.waiting)
+
+    @property
+    def requests(self) -> list[Live]:
+        """Every request that is here and not done."""
+        done = self.rows.values[kernels.DONE, : len(self.decoding)].tolist()
+        live = [one for one, gone in zip(self.decoding, done, strict=True) if not gone]
+        return [*live, *self.admission.prefilling, *self.admission.waiting]
+
+    @property
+    def load_requests(self) -> int:
+        """How many are here, waiting ones included."""
+        return len(self.decoding) + len(self.admission.prefilling) + len(self.admission.waiting)
+
+    def check(self) -> None:
+        """That no slot and no block leaked; an AssertionError says which did."""
+        rows = self.rows
+        assert len(self.decoding) == rows.count == sum(self.segments.live.values()), "a row leaked"
+        assert rows.count + len(self.admission.prefilling) <= self.shape.max_batch, "a slot too many"
+        blocks = rows.values[kernels.BLOCKS, : rows.count].tolist()
+        self.admission.check(list(zip(self.decoding, blocks, strict=True)))
+
+    def refusal(self, arrival: Arrival) -> str:
+        """Why this request can never be served; empty where it can."""
+        return self.admission.refusal(arrival)
+
+    def arrive(self, live: Live) -> None:
+        """Put a request that can be served into the queue."""
+        self.admission.waiting.append(live)
+
+    def redraft(self, now_s: float) -> None:
+        """Ask for the drafts of all decode requests again."""
+        for row, live in enumerate(self.decoding):
+            if self.rows.values[kernels.TABLE, row] >= 0:
+                self.rows.replace_table(row, self._drafts(live, now_s))
 
     def compose(self, now_s: float) -> Forward:
-        """Pack the forward; a request is admitted where a slot is free and prefill budget is left."""
-        decode: list[Live] = []
+        """Pack the forward; a request is admitted where a slot, budget and blocks are left."""
+        preempted = self._make_room() if self._short else False
+        coming = self._next
+        tokens = coming.requests + coming.draft_tokens + coming.filling
         chunks: list[tuple[Live, int]] = []
-        budget, drafts, context = self.shape.prefill_budget_tokens, 0, 0
-        for live in self.slots:
-            if live.committed_tokens:
-                decode.append(live)
-                drafts += live.pending
-                context += live.cached_tokens
-            else:
-                budget -= self._chunk(live, budget, chunks)
-        while budget > 0 and self.waiting and len(self.slots) < self.shape.max_batch:
-            live = self.waiting.popleft()
-            live.admitted_s = now_s
-            self.slots.append(live)
-            budget -= self._chunk(live, budget, chunks)
-        prefill = self.shape.prefill_budget_tokens - budget
+        if self.admission.prefilling or (self.admission.waiting and not preempted):
+            budget = self.shape.prefill_budget_tokens or self.shape.token_budget
+            if self.shape.token_budget:
+                budget = min(budget, self.shape.token_budget - tokens)
+            slots = 0 if preempted else self.shape.max_batch - len(self.decoding)
+            chunks, gave_way = self.admission.chunks(now_s, budget, slots)
+            if gave_way:
+                self.totals.preemptions += 1
+                preempted = True
+        prefill = sum([chunk for _, chunk in chunks])
+        tokens += prefill
         work = VerifyWork(
-            decode_requests=len(decode),
-            draft_tokens=drafts,
-            context_tokens=context,
-            prefill_tokens=prefill,
-            chunks=tuple((tokens, live.prefilled_tokens) for live, tokens in chunks),
+            coming.requests,
+            coming.draft_tokens,
+            coming.cached_tokens,
+            prefill,
+            tuple([(chunk, live.prefilled_tokens) for live, chunk in chunks]),
+            coming.filling + (0 if prefill else self._padding(tokens)),
+            coming.ragged,
+            self._switched,
         )
-        return Forward(decode, chunks, work, now_s)
+        assert tokens, "a step without work"
+        return Forward(chunks, work, tokens, now_s, preempted)
 
-    def _chunk(self, live: Live, budget: int, chunks: list[tuple[Live, int]]) -> int:
-        chunk = min(live.arrival.prompt_tokens - live.prefilled_tokens, budget)
-        if chunk:
-            chunks.append((live, chunk))
-        return chunk
+    def _padding(self, tokens: int) -> int:
+        sizes = self.shape.graph_sizes
+        at = bisect_left(sizes, tokens)
+        return sizes[at] - tokens if at < len(sizes) else 0
+
+    def _make_room(self) -> bool:
+        """Blocks for the decode requests, first admitted first; whether one was preempted for that."""
+        pool, rows, preempted, row = self.admission.pool, self.rows, False, 0
+        assert pool is not None
+        while row < rows.count:
+            tokens = int(rows.values[kernels.CONTEXT, row]) + self.admission.reserved_tokens
+            more = max(0, pool.blocks(tokens) - int(rows.values[kernels.BLOCKS, row]))
+            if more and not rows.values[kernels.SKIPPED, row]:
+                while row < rows.count and more > pool.available:
+                    self._preempt()
+                    preempted = True
+                if row == rows.count:
+                    break
+                pool.take(more)
+                rows.values[kernels.BLOCKS, row] += more
+            row += 1
+        self._short = False
+        if preempted:
+            self._next = self._measured()
+        return preempted
+
+    def _preempt(self) -> None:
+        """The request that was admitted last goes back to the front of the queue."""
+        if self.admission.prefilling:
+            live = self.admission.prefilling.pop()
+            self.admission.requeue(live, live.blocks)
+            self.totals.preemptions += 1
+            return
+        live, row = self.decoding.pop(), self.rows.count - 1
+        values = self.rows.values[:, row].tolist()
+        self.rows.remove([row])
+        self.segments.count(live.arrival.segment, -1)
+        if values[kernels.DONE]:
+            self.admission.release(live, values[kernels.BLOCKS])
+            return
+        self.totals.preemptions += 1
+        live.committed_tokens = values[kernels.COMMITTED]
+        live.counts = counts_of(values)
+        self.admission.requeue(live, values[kernels.BLOCKS])
+
+    def _measured(self) -> Coming:
+        """What the rows bring to the next forward, after some of them went."""
+        values = self.rows.values[:, : self.rows.count]
+        values = values[:, values[kernels.SKIPPED] == 0]
+        drafts = values[kernels.PENDING]
+        ragged = int((drafts < drafts.max(initial=0)).sum())
+        filling = int(values[kernels.FILLING].sum())
+        cached = int(values[kernels.CONTEXT].sum()) - values.shape[1]
+        return Coming(values.shape[1], int(drafts.sum()), cached, ragged, filling)
 
     def commit(self, forward: Forward, now_s: float) -> Committed:
         """Accept drafts, hand out tokens, let finished requests go."""
-        tokens = 0
-        for live in forward.decode:
-            live.steps += 1
-            live.accepted_now = min(live.pending, live.acceptable) if live.pending else 0
-            live.drafted += live.pending
-            live.accepted += live.accepted_now
-            live.reached += min(live.pending, live.accepted_now + 1)
-            live.steps_drafted += live.pending > 0
-            tokens += _deliver(live, min(live.accepted_now + 1, live.left_tokens), now_s)
-        groups = _groups(forward.decode)
+        rows, ended = self.rows, list[Finished]()
+        tokens = self._context = self._used_cells = 0
+        if rows.count:
+            left: list[int] = []
+            if self._is_async:
+                left = np.flatnonzero(rows.values[kernels.DONE, : rows.count]).tolist()
+            kernels.commit(
+                rows.values,
+                rows.count,
+                now_s,
+                rows.delivered_s,
+                self.gaps,
+                self._hashed,
+                self._cells,
+                self._finished,
+                self.segments.outcomes,
+                self._out,
+            )
+            self._used_cells, done, _, tokens, self._context = self._out.tolist()[:5]
+            if self._keeps_deliveries:
+                new_tokens = rows.values[kernels.NEW, : rows.count].tolist()
+                for live, new in zip(self.decoding, new_tokens, strict=True):
+                    if new:
+                        live.deliveries.append((now_s, new))
+            if done:
+                now_done = self._finished[:done].tolist()
+                ended = [self._end(row, now_s) for row in now_done]
+                left = left if self._is_async else now_done
+            if left:
+                self._leave(left)
         for live, chunk in forward.chunks:
-            live.prefilled_tokens += chunk
-            if live.prefilled_tokens == live.arrival.prompt_tokens:
-                tokens += _deliver(live, 1, now_s)
-        finished = [live for live in self.slots if not live.left_tokens]
-        if finished:
-            self.slots = [live for live in self.slots if live.left_tokens]
-        return Committed(groups, tokens, finished)
+            if self.admission.read(live, chunk):
+                tokens += 1
+                self._begin(live, now_s, ended)
+        return Committed(tokens, ended)
+
+    def _end(self, row: int, now_s: float) -> Finished:
+        values = self.rows.values[:, row].tolist()
+        return finished(self.decoding[row], values[kernels.COMMITTED], counts_of(values), now_s)
+
+    def _leave(self, rows: list[int]) -> None:
+        for row in reversed(rows):
+            live = self.decoding.pop(row)
+            self.segments.count(live.arrival.segment, -1)
+            self.admission.release(live, int(self.rows.values[kernels.BLOCKS, row]))
+        self.rows.remove(rows)
+
+    def _begin(self, live: Live, now_s: float, ended: list[Finished]) -> None:
+        """The prompt is read: the first token, or the next one of a request that was preempted."""
+        arrival = live.arrival
+        live.committed_tokens += 1
+        if self._keeps_deliveries:
+            live.deliveries.append((now_s, 1))
+        if live.first_s < 0.0:
+            live.first_s = now_s
+        done = live.committed_tokens == arrival.output_tokens
+        if done:
+            ended.append(finished(live, live.committed_tokens, live.counts, now_s))
+            if not self._is_async:
+                self.admission.release(live, live.blocks)
+                return
+        segment = self.segments.number(arrival.segment)
+        context = arrival.prompt_tokens + live.committed_tokens
+        # A drafter that was off does not know the prompt either.
+        missed = context if self.shape.off == "cold" and not self.segments.k[segment] else 0
+        steps, drafted, accepted, reached, steps_drafted = live.counts
+        values = {
+            kernels.SEGMENT: segment,
+            kernels.CONTEXT: context,
+            kernels.COMMITTED: live.committed_tokens,
+            kernels.OUTPUT: arrival.output_tokens,
+            kernels.STOPS: arrival.stops,
+            kernels.STEPS: steps,
+            kernels.DRAFTED: drafted,
+            kernels.ACCEPTED: accepted,
+            kernels.REACHED: reached,
+            kernels.STEPS_DRAFTED: steps_drafted,
+            kernels.BLOCKS: live.blocks,
+            kernels.MISSED: missed,
+            kernels.NEW: 1,
+            kernels.DONE: done,
+        }
+        self.rows.add(values, self._drafts(live, now_s), now_s)
+        self.decoding.append(live)
+        self.segments.count(arrival.segment, 1)
+        if not done:
+            self._context += context
 
     def load(self, forward: Forward) -> Load:
         """What the executor sees: the live requests after the commit, the prefill of this forward."""
-        requests: dict[str, int] = {}
-        context = count = 0
-        for live in self.slots:
-            if live.committed_tokens:
+        mean = self._context / len(self.decoding) if self.decoding else 0.0
+        waiting = len(self.admission.waiting)
+        return Load(self.totals.steps, self.segments.live.copy(), mean, forward.work.prefill_tokens, waiting)
+
+    def early_load(self, forward: Forward, mean_context_tokens: float) -> Load:
+        """What a scheduler sees that plans before the forward: who will decode, not what they commit."""
+        requests = self.segments.live.copy()
+        for live, chunk in forward.chunks:
+            if live.prefilled_tokens + chunk == live.prefill_tokens:
                 segment = live.arrival.segment
                 requests[segment] = requests.get(segment, 0) + 1
-                context += live.context_tokens
-                count += 1
-        mean = context / count if count else 0.0
-        return Load(self.steps, requests, mean, forward.work.prefill_tokens, len(self.waiting))
+        waiting = len(self.admission.waiting)
+        return Load(self.totals.steps, requests, mean_context_tokens, forward.work.prefill_tokens, waiting)
 
-    def draft(self, proposal_length: Mapping[str, int]) -> tuple[int, int, int]:
-        """Drafts for the next step; the depth, the requests asked, and their context."""
-        asked = context = 0
-        for live in self.slots:
-            live.pending = 0
-            live.why_none = None
-            if not live.committed_tokens:
-                continue
-            k = live.commanded_k = proposal_length[live.arrival.segment]
-            if k == 0:
-                continue
-            # The last token of a request is the bonus token of its last step, if its length is known.
-            room = k if live.arrival.stops else min(k, live.left_tokens - 1)
-            if room == 0:
-                live.why_none = "length_limit"
-                continue
-            asked += 1
-            context += live.context_tokens
-            live.pending, live.acceptable = _offer(live, room)
-            if not live.pending:
-                live.why_none = "no_match"
-        depth = max(proposal_length.values()) if asked else 0
-        return depth, asked, context
+    def draft(self, proposal_length: Mapping[str, int], forward: Forward) -> DraftWork:
+        """Drafts for the next step."""
+        if not self.rows.count:
+            self._next = Coming()
+            return DraftWork(0, 0, 0)
+        self.segments.command(proposal_length)
+        rows = self.rows
+        kernels.draft(
+            rows.values,
+            rows.count,
+            self.segments.k,
+            rows.offered,
+            rows.accepted,
+            self.shape.token_budget,
+            _STATES[self.shape.off],
+            self._is_async,
+            self._out,
+        )
+        asked, context, stale, missing, *coming = self._out.tolist()
+        if missing:
+            raise ValueError(
+                "trace: no drafts in the fitted windows, so only K = 0 can be simulated; record with "
+                "`serve --steer`, or an engine that is launched with drafts"
+            )
+        self._next = Coming(*coming)
+        if self.admission.pool is not None:
+            self._reserve(self.admission.pool)
+        if not asked and self.shape.off == "warm":
+            stale += forward.work.prefill_tokens
+        return DraftWork(max(proposal_length.values()) if asked else 0, asked, context, stale)
+
+    def _reserve(self, pool: BlockPool) -> None:
+        available, reserved = pool.available, self.admission.reserved_tokens
+        wanted = kernels.reserve(self.rows.values, self.rows.count, pool.block_tokens, reserved, available)
+        self._short = wanted > available
+        if not self._short:
+            pool.take(wanted)
 
     def report(
         self,
         forward: Forward,
         committed: Committed,
         decision: Decision,
-        drafting: tuple[int, int, int],
+        drafting: DraftWork,
         seconds: tuple[float, float, float],
     ) -> StepReport:
-        """The record of this step, which is over now. `seconds`: draft, verify, other."""
-        depth, asked, _ = drafting
-        report = StepReport(
-            step=self.steps,
-            started_s=forward.started_s,
-            draft_s=seconds[0],
-            verify_s=seconds[1],
-            other_s=seconds[2],
-            decode_requests=len(forward.decode),
-            prefill_tokens=forward.work.prefill_tokens,
-            target_tokens=forward.work.target_tokens,
-            context_tokens=forward.work.context_tokens,
-            drafting_depth=depth,
-            requests_drafting=asked,
-            waiting=len(self.waiting),
-            kv_used_fraction=self._kv_used(),
-            committed_tokens=committed.tokens,
-            plan_id=decision.plan_id,
-            groups=committed.groups,
+        """The record of this step, which is over now; once a step. `seconds`: draft, verify, other."""
+        work = forward.work
+        return StepReport(
+            self.totals.steps,
+            forward.started_s,
+            *seconds,
+            work.decode_requests,
+            work.prefill_tokens,
+            forward.target_tokens,
+            work.context_tokens,
+            drafting.depth,
+            drafting.requests,
+            len(self.admission.waiting),
+            self._kv_used(),
+            committed.tokens,
+            decision.plan_id,
+            self._groups.of(self._cells, self._used_cells, self.segments.names),
+            preemption=forward.preempted,
             first_after_switch=self._switched,
             explored=decision.explored,
             probability=decision.probability,
@@ -220,76 +367,30 @@ class Batch:
             commanded=decision.proposal_length,
             would_be=decision.would_be,
         )
-        self.steps += 1
-        self._switched = decision.switched
-        return report
+
+    def close(
+        self, forward: Forward, committed: Committed, switched: bool, seconds: tuple[float, float, float]
+    ) -> None:
+        """The step is over."""
+        totals, work = self.totals, forward.work
+        draft_s, verify_s, other_s = seconds
+        step_s = draft_s + verify_s + other_s
+        totals.steps += 1
+        totals.committed_tokens += committed.tokens
+        totals.prefill_tokens += work.prefill_tokens
+        totals.target_tokens += forward.target_tokens
+        totals.padding_tokens += work.padding_tokens
+        totals.busy_s += step_s
+        totals.verify_s += verify_s
+        totals.draft_s += draft_s
+        totals.decode_request_s += work.decode_requests * step_s
+        totals.slot_s += (work.decode_requests + len(forward.chunks)) * step_s
+        self._switched = switched
 
     def _kv_used(self) -> float:
+        if self.admission.pool is not None:
+            return self.admission.pool.used_fraction
         if not self.shape.kv_tokens:
             return 0.0
-        return min(1.0, sum(live.context_tokens for live in self.slots) / self.shape.kv_tokens)
-
-
-def finished_report(live: Live) -> RequestReport:
-    """The record of a finished request."""
-    first_s, last_s = live.deliveries[0][0], live.deliveries[-1][0]
-    later = live.committed_tokens - 1
-    return RequestReport(
-        request=live.ordinal,
-        segment=live.arrival.segment,
-        arrived_s=live.arrived_s,
-        prompt_tokens=live.arrival.prompt_tokens,
-        output_tokens=live.committed_tokens,
-        queue_s=live.admitted_s - live.arrived_s,
-        ttft_s=first_s - live.arrived_s,
-        tpot_s=(last_s - first_s) / later if later else 0.0,
-        e2e_s=last_s - live.arrived_s,
-        steps=live.steps,
-        drafted=live.drafted,
-        accepted=live.accepted,
-        finish_reason="stop" if live.arrival.stops else "length",
-        reached=live.reached,
-        steps_drafted=live.steps_drafted,
-        statistics=live.arrival.statistics,
-    )
-
-
-def _offer(live: Live, k: int) -> tuple[int, int]:
-    if live.drafts is None:
-        raise ValueError(
-            "trace: no drafts in the fitted windows, so only K = 0 can be simulated; record with "
-            "`serve --steer`, or an engine that is launched with drafts"
-        )
-    at = live.committed_tokens
-    return min(k, int(live.drafts.offered[at])), int(live.drafts.accepted[at])
-
-
-def _deliver(live: Live, tokens: int, now_s: float) -> int:
-    live.committed_tokens += tokens
-    live.deliveries.append((now_s, tokens))
-    return tokens
-
-
-def _groups(decode: list[Live]) -> tuple[Group, ...]:
-    rows: dict[tuple[str, int, int], list[Live]] = {}
-    for live in decode:
-        # Delivered already, so the tokens of this step are taken off again.
-        before = live.cached_tokens - live.deliveries[-1][1]
-        key = (live.arrival.segment, context_bucket(before), live.commanded_k)
-        rows.setdefault(key, []).append(live)
-    return tuple(_group(*key, lives) for key, lives in rows.items())
-
-
-def _group(segment: str, bucket: int, k: int, lives: list[Live]) -> Group:
-    outcomes: dict[tuple[int, int], int] = {}
-    not_drafted: dict[NotDrafted, int] = {}
-    drafted = 0
-    for live in lives:
-        if live.pending:
-            drafted += 1
-            key = (live.pending, live.accepted_now)
-            outcomes[key] = outcomes.get(key, 0) + 1
-        elif live.why_none:
-            not_drafted[live.why_none] = not_drafted.get(live.why_none, 0) + 1
-    rows = tuple((d, a, n) for (d, a), n in outcomes.items())
-    return Group(segment, bucket, len(lives), k, drafted, rows, 0, not_drafted)
+        prompts = sum(live.prefilled_tokens + live.committed_tokens for live in self.admission.prefilling)
+        return min(1.0, (self._context + prompts) / self.shape.kv_tokens)

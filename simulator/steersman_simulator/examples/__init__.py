@@ -1,0 +1,1 @@
+"""Scenarios to start from: `steersman simulate --example NAME > mine.yaml`."""

@@ -1,0 +1,1 @@
+"""How far the simulator is from serving runs that were measured elsewhere."""
