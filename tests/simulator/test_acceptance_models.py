@@ -18,7 +18,8 @@ from steersman_simulator.acceptance.segments import AcceptanceTruth, ConstantAcc
 from steersman_simulator.acceptance.spec import AcceptanceSpec, build_acceptance
 from steersman_simulator.acceptance.specdec_bench import read_specdec_bench
 from steersman_simulator.workload.arrival import Arrival
-from steersman_simulator.world.batch import Batch, Live
+from steersman_simulator.world.batch import Batch
+from steersman_simulator.world.requests import Live
 from steersman_simulator.world.shape import Shape
 
 LONG = Arrival(0.0, "chat", 10, 4000)
@@ -74,20 +75,21 @@ def test_stretches_leave_the_segment_as_it_was_on_average():
 
 
 def served(acceptance, arrivals: list[Arrival], k: int) -> list[list[tuple[int, int]]]:
-    """(drafted, accepted) of every step of each request, in the engine's own batch."""
-    batch, out = Batch(Shape(4, 10_000)), [[] for _ in arrivals]
+    """(drafted, accepted) of every step of each request, in an engine that serves one at a time."""
+    batch = Batch(Shape(1, 10_000), lambda live, at_s: acceptance.table(live.arrival, live.ordinal, 0, at_s))
     for ordinal, arrival in enumerate(arrivals):
-        table = acceptance.table(arrival, ordinal, 0, 0.0)
-        batch.waiting.append(Live(ordinal, 0, arrival, table, 0.0))
+        batch.arrive(Live(ordinal, 0, arrival, 0.0))
+    out, decision, seconds = [[]], Decision({"s": k}, 0, "table", False), (0.0, 1.0, 0.0)
     while not batch.idle:
         forward = batch.compose(0.0)
-        pending = [(live.ordinal, live.pending) for live in forward.decode]
         committed = batch.commit(forward, 0.0)
-        for (ordinal, drafted), live in zip(pending, forward.decode, strict=True):
-            out[ordinal].append((drafted, live.accepted_now))
-        drafting = batch.draft({"s": k})
-        batch.report(forward, committed, Decision({"s": k}, 0, "table", False), drafting, (0.0, 1.0, 0.0))
-    return out
+        drafting = batch.draft({"s": k}, forward)
+        report = batch.report(forward, committed, decision, drafting, seconds)
+        batch.close(forward, committed, False, seconds)
+        for group in report.groups:
+            out[-1] += [row[:2] for row in group.outcomes] or [(0, 0)]
+        out += [[] for _ in committed.finished]
+    return out[:-1]
 
 
 def made_up(count: int = 12) -> list[AcceptanceRecord]:
