@@ -73,7 +73,11 @@ def fit(trace: EngineTrace, policies: Sequence[str] = ()) -> Fitted:
 
     Raises ValueError where they hold too few steps.
     """
-    windows = trace.under(policies)
+    return fit_windows(trace, trace.under(policies))
+
+
+def fit_windows(trace: EngineTrace, windows: Sequence[Window]) -> Fitted:
+    """The truth behind these windows of the trace. Raises ValueError where they hold too few steps."""
     used = {id(window) for window in windows}
     steps = [step for window in windows for step in window.steps]
     others = [step for window in trace.windows if id(window) not in used for step in window.steps]
@@ -83,7 +87,7 @@ def fit(trace: EngineTrace, policies: Sequence[str] = ()) -> Fitted:
     return Fitted(
         steps=truth,
         acceptance=fit_acceptance(steps, requests) if drafted else UndraftedAcceptance(),
-        windows=windows,
+        windows=tuple(windows),
         fitted_error=relative_error(truth, steps),
         held_out_error=held_out_error(steps),
         other_windows_error=relative_error(truth, others),

@@ -116,6 +116,14 @@ def fit_steps(steps: Sequence[StepReport]) -> StepTruth:
     return StepTruth(verify, draft, other, tuple(residuals))
 
 
+def pace(truth: StepTruth, steps: Sequence[StepReport]) -> float | None:
+    """Measured over predicted busy seconds of recorded steps; None where there are none to learn from."""
+    usable = [s for s in steps if s.trains and s.busy_s > 0.0]
+    if not usable:
+        return None
+    return float(sum(s.busy_s for s in usable) / truth.predicted_s(usable).sum())
+
+
 def relative_error(truth: StepTruth, steps: Sequence[StepReport]) -> float | None:
     """Mean |fitted - actual| / actual of busy seconds; None without steps."""
     usable = [s for s in steps if s.trains and s.busy_s > 0.0]
