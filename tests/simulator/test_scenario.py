@@ -104,11 +104,14 @@ def test_result_and_lines_agree(ran):
 
 
 def test_latencies_between_tokens_need_no_deliveries(scenario, ran):
-    """Without them mean and quantiles come from a histogram, within a percent of the exact ones."""
+    """Without them they come from a histogram, right to half a percent, gaps of preempted requests too."""
     exact = json.loads((ran / "result.json").read_bytes())
     rough = run_scenario(read_scenario(scenario), scenario.parent, deliveries=False)
-    for name in ("mean_itl_ms", "p50_itl_ms", "mean_itl_per_token_ms", "p90_itl_per_token_ms"):
-        assert rough[name] == pytest.approx(exact[name], rel=0.01), name
+    assert exact["preemptions"] > 0
+    names = [name for name in exact if "_itl_" in name]
+    assert len(names) == 14
+    for name in names:
+        assert rough[name] == pytest.approx(exact[name], rel=0.0051), name
         assert rough[name] != exact[name]
 
 
