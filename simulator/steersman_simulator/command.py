@@ -15,12 +15,15 @@ from steersman_simulator.simulate import Settings, simulate
 
 
 def simulate_scenario(
-    path: Path, changed: Mapping[str, Any], *, as_json: bool, out: Path | None = None, **options: Any
+    path: Path, changed: Mapping[str, Any], *, policy: str, as_json: bool, **options: Any
 ) -> None:
-    """Run a scenario file and show its result; `options` as in `run_scenario`."""
-    scenario = read_scenario(path, changed)
+    """Run a scenario file and show its result; `options` as in `run_scenario`.
+
+    Another `policy` comes without the parameters of the file's.
+    """
+    scenario = read_scenario(path, changed, policy)
     with _progress() as progress:
-        result = run_scenario(scenario, path.parent, out=out, progress=progress, **options)
+        result = run_scenario(scenario, path.parent, progress=progress, **options)
     _tell(result, as_json)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec.structs import asdict, replace
 
 from steersman_controller.events import Started
@@ -42,10 +43,10 @@ def run_scenario(
     """The result as a JSON tree; with `out`, also the files of `report/run_report.py` in that folder.
 
     `folder` is where the scenario's paths begin. `journal`: also a recording, which is held in memory while
-    it runs; `trace_events`: at most so many in trace.json, 0 for none; `deliveries`: inter-token latencies are
-    exact, which takes memory for every delivery; else they are right to half a percent. The same scenario,
-    files and version give the same bytes. Raises ValueError or FileNotFoundError with one line for what
-    cannot be used; then nothing is left in `out`.
+    it runs; `trace_events`: at most so many in trace.json, 0 for none; `deliveries`: inter-token latencies
+    are exact, which takes memory for every delivery; else they are right to half a percent. The same
+    scenario, files and version give the same bytes. Raises ValueError or FileNotFoundError with one line for
+    what cannot be used; then nothing is left in `out`.
     """
     lost = Lost()
     first = _first(scenario, folder)
@@ -74,7 +75,7 @@ def run_scenario(
     start_s, end_s = outcome.spans[0]
     found = report.end(end_s - start_s, scenario.cluster.engines)
     if not deliveries:
-        gaps = sum(engine.batch.gaps for engine in world.engines)
+        gaps = np.sum([engine.batch.gaps for engine in world.engines], axis=0)
         found |= gap_latencies("itl", gaps[0]) | gap_latencies("itl_per_token", gaps[1])
     result = _asked(scenario, first) | found | {"left_out": dict(sorted(lost.items()))}
     if out is not None:

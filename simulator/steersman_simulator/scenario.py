@@ -63,8 +63,10 @@ class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Stop there, whatever is unfinished; 0: when the last request has left."""
 
 
-def read_scenario(path: Path, changed: Mapping[str, Any] | None = None) -> Scenario:
-    """The scenario in a YAML file, with some dotted keys `changed`.
+def read_scenario(path: Path, changed: Mapping[str, Any] | None = None, policy: str = "") -> Scenario:
+    """The scenario in a YAML file, with some dotted keys `changed`, and another `policy` where one is named.
+
+    Parameters of the file's policy are not those of another one.
 
     Raises FileNotFoundError, or ValueError with one line: source, key, what is allowed.
     """
@@ -74,6 +76,8 @@ def read_scenario(path: Path, changed: Mapping[str, Any] | None = None) -> Scena
     where = str(path)
     if not isinstance(tree, dict):
         raise ValueError(f"{path}: must map keys to values, found {type(tree).__name__}")
+    if policy:
+        tree = {**tree, "policy": {"name": policy}}
     for key, value in (changed or {}).items():
         where = f"{path} with {', '.join(changed or {})}"
         tree = merged_trees(tree, nested(key.split("."), value))

@@ -67,15 +67,13 @@ def simulate(
             "--bundle-group": bundle_group,
         }
         _refuse(only, "goes with --trace; a scenario has keys for it")
-        keys: dict[str, Any] = {
-            "policy.name": policy or None,
-            "policy.params": _settings(param or [], "--param", "name=value") or None,
-        }
-        keys |= {"seed": seed, "workload.load": load}
+        params = _settings(param or [], "--param", "name=value")
+        keys = {"seed": seed, "workload.load": load, **{f"policy.params.{k}": v for k, v in params.items()}}
         given = {key: value for key, value in keys.items() if value is not None}
         simulate_scenario(
             scenario,
             _settings(changed or [], "--set", "dotted.key=value") | given,
+            policy=policy,
             out=out,
             journal=journal,
             trace_events=trace_events,

@@ -182,7 +182,11 @@ def parse_yaml(text: str) -> Any:
     >>> parse_yaml("{policy: off, steer: yes, step_s: 1e-3}")
     {'policy': 'off', 'steer': True, 'step_s': 0.001}
     """
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def read_yaml(path: Path) -> Any:

@@ -20,6 +20,7 @@ from steersman_simulator.workload.arrival import Arrival
 from steersman_simulator.world import kernels
 from steersman_simulator.world.admission import Admission
 from steersman_simulator.world.blocks import BlockPool
+from steersman_simulator.world.gaps import add_gap
 from steersman_simulator.world.groups import Groups
 from steersman_simulator.world.requests import Finished, Live, counts_of, finished
 from steersman_simulator.world.rows import Rows
@@ -170,6 +171,7 @@ class Batch:
             return
         live, row = self.decoding.pop(), self.rows.count - 1
         values = self.rows.values[:, row].tolist()
+        live.delivered_s = float(self.rows.delivered_s[row])
         self.rows.remove([row])
         self.segments.count(live.arrival.segment, -1)
         if values[kernels.DONE]:
@@ -247,6 +249,8 @@ class Batch:
             live.deliveries.append((now_s, 1))
         if live.first_s < 0.0:
             live.first_s = now_s
+        else:
+            add_gap(self.gaps, now_s - live.delivered_s)
         done = live.committed_tokens == arrival.output_tokens
         if done:
             ended.append(finished(live, live.committed_tokens, live.counts, now_s))

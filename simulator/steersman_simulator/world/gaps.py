@@ -13,6 +13,12 @@ def middles_s() -> Floats:
     return seconds
 
 
+def add_gap(counts: Ints, gap_s: float) -> None:
+    """One gap that brought one token, in `Batch.gaps`."""
+    place = int(np.log(max(gap_s / GAP_LEAST_S, 1e-9)) * GAP_BINS_PER_E) + 1
+    counts[:, min(max(place, 0), GAP_BINS - 1)] += 1
+
+
 def gap_quantile_s(counts: Ints, quantile: float) -> float:
     """A quantile of `Batch.gaps[0]` (gaps of deliveries) or `[1]` (of tokens), right to half a percent.
 

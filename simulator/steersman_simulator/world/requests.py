@@ -38,6 +38,8 @@ class Live(Struct, gc=False):
     hashed: int = 0
     """Hash ids of its prompt that were looked at."""
     preemptions: int = 0
+    delivered_s: float = 0.0
+    """When it last got tokens before it was preempted."""
     deliveries: list[tuple[float, int]] = []
     """(moment, tokens) of everything committed, where somebody wants to know."""
 
