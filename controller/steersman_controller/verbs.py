@@ -177,13 +177,24 @@ def schema(as_json: Json = False) -> int:
 
 
 def trace_inspect(
-    path: Annotated[Path, typer.Argument(help="A recording: folder, journal.bin or trace.parquet.")],
+    path: Annotated[
+        Path, typer.Argument(help="A recording (folder, journal.bin, trace.parquet), or an acceptance trace.")
+    ],
     as_json: Json = False,
 ) -> int:
-    """Say what a recording holds: events, engines, seconds, segments, policies, and what was lost."""
+    """Say what a recording holds: events, engines, seconds, segments, policies, and what was lost.
+
+    Of an exact acceptance trace: requests, drafters, and what a few K would have brought.
+    """
+    from steersman_controller.trace.acceptance_facts import acceptance_lines, acceptance_summary
     from steersman_controller.trace.inspection import summary, summary_lines
     from steersman_controller.trace.recording import read_recording
+    from steersman_policies.acceptance_trace import is_acceptance_trace
 
+    if is_acceptance_trace(path):
+        facts = acceptance_summary(path)
+        print(json.dumps(facts) if as_json else "\n".join(acceptance_lines(facts)))
+        return 0
     recording = read_recording(path)
     if recording.warning is not None:
         print(f"steersman: {recording.warning}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """What an engine at a fixed K would have done with an acceptance trace, step by step, and in sum."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from operator import mul
 
 from msgspec import Struct
 
@@ -46,59 +47,58 @@ class WalkFacts(Struct, frozen=True):
     tokens_per_step: float
     """With the bonus token; what of the last step would be beyond the end counts too."""
     coverage: float
-    """Share of the steps that could have had a draft, and had one."""
+    """Share of the steps that had a draft."""
     autocorrelation: tuple[float, ...]
     """Lag 1, 2, ... of the accepted length within a request, about the request's own mean."""
     between_request_share: float
     """Share of the variance of accepted length that is between the requests' means, chance included."""
 
 
-def facts(
-    records: Iterable[AcceptanceRecord], k: int, *, lags: int = 5, first: int = 1, length_known: bool = False
-) -> WalkFacts:
-    """Of one pass over the records.
+class WalkTally:
+    """Grows by one request at a time. `first` and `length_known` as in `walk`.
 
-    >>> both = [AcceptanceRecord(i, 5, 6, (i, i, i, i, i, i)) for i in (0, 1)]
-    >>> found = facts(both, 3, lags=1)
+    >>> tally = WalkTally(3, lags=1, length_known=False)
+    >>> for i in (0, 1): tally.add(AcceptanceRecord(i, 5, 6, (i, i, i, i, i, i)))
+    >>> found = tally.facts()
     >>> found.steps, found.tokens_per_step, found.between_request_share
     (8, 1.375, 1.0)
     """
-    tally = _Tally(lags)
-    for record in records:
-        offered = record.offered_by_position or None
-        known = length_known and not record.stops
-        steps = list(walk(record.accepted_by_position, offered, k, first=first, length_known=known))
-        tally.add(steps)
-    return tally.facts(k)
 
-
-class _Tally:
-    def __init__(self, lags: int) -> None:
+    def __init__(self, k: int, *, lags: int = 5, first: int = 1, length_known: bool = True) -> None:
+        self.k, self.first, self.length_known = k, first, length_known
         self.requests = self.steps = self.covered = 0
         self.total = self.squares = self.of_means = 0.0
         self.products = [0.0] * lags
 
-    def add(self, steps: Sequence[Taken]) -> None:
-        if not steps:
+    def add(self, record: AcceptanceRecord) -> None:
+        """A request. One that ended by a stop token had no length that anybody knew."""
+        offered = record.offered_by_position or None
+        known = self.length_known and not record.stops
+        steps = walk(record.accepted_by_position, offered, self.k, first=self.first, length_known=known)
+        drafted, kept = 0, []
+        for _, length, accepted in steps:
+            drafted += length > 0
+            kept.append(accepted)
+        if not kept:
             return
-        kept = [accepted for _, _, accepted in steps]
         mean = sum(kept) / len(kept)
         off = [number - mean for number in kept]
         self.requests += 1
         self.steps += len(kept)
-        self.covered += sum(drafted > 0 for _, drafted, _ in steps)
+        self.covered += drafted
         self.total += sum(kept)
         self.squares += sum(number * number for number in kept)
         self.of_means += mean * mean * len(kept)
         for lag in range(1, len(self.products) + 1):
-            self.products[lag - 1] += sum(a * b for a, b in zip(off, off[lag:], strict=False))
+            self.products[lag - 1] += sum(map(mul, off, off[lag:]))
 
-    def facts(self, k: int) -> WalkFacts:
+    def facts(self) -> WalkFacts:
+        """Of everything so far."""
         mean = self.total / self.steps if self.steps else 0.0
         within = self.squares - self.of_means
         all_of_it = self.squares - mean * mean * self.steps
         return WalkFacts(
-            k=k,
+            k=self.k,
             requests=self.requests,
             steps=self.steps,
             tokens_per_step=1.0 + mean,

@@ -63,11 +63,11 @@ def load(name: str, params: Mapping[str, Any] | None = None) -> Planner:
     Raises ValueError naming the parameter, the value and what is allowed.
 
     >>> load("fixed", {"k": "4"})
-    Policy(k=4)
+    Policy(k=4, explore=0.0, explore_k=8)
     >>> load("fixed", {"q": 4})
     Traceback (most recent call last):
     ...
-    ValueError: policy fixed: no parameter 'q'; parameters: k
+    ValueError: policy fixed: no parameter 'q'; parameters: k, explore, explore_k
     """
     cls = policy_class(name)
     if not issubclass(cls, msgspec.Struct):

@@ -162,7 +162,7 @@ def make_plan(
     )
 
 
-def constant_plan(view: View, k: int, *, policy: str, version: str) -> Plan:
+def constant_plan(view: View, k: int, *, policy: str, version: str, explore: Explore | None = None) -> Plan:
     """The same K for everybody, always; the reachable one that `at_most` finds.
 
     It says the same in every cell, so there is nothing to dwell on.
@@ -177,4 +177,5 @@ def constant_plan(view: View, k: int, *, policy: str, version: str) -> Plan:
         proposal_length={UNKNOWN_SEGMENT: (row,) * batches},
         fallback=(k,) * batches,
         dwell=Dwell(steps=0, seconds=0.0),
+        explore=explore,
     )

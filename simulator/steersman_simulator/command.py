@@ -26,10 +26,7 @@ def simulate_scenario(
 
 def simulate_recording(settings: Settings, out: Path | None, as_json: bool) -> None:
     """Fit a world on a recording, serve its arrivals again, and show the result."""
-    result, outcome = simulate(settings)
-    if out is not None:
-        show.write(out, result, outcome.events)
-    _tell(result, as_json)
+    _tell(simulate(settings, out)[0], as_json)
 
 
 def print_example(name: str) -> None:

@@ -9,14 +9,11 @@ from msgspec.structs import asdict, replace
 from steersman_controller.events import Started
 from steersman_controller.sidecar.config import PriorChoice
 from steersman_controller.sidecar.serving import read_given
-from steersman_controller.trace.journal import JournalWriter, encode_event
 from steersman_policies.messages import Fingerprint, Hello
 from steersman_policies.policy import load as load_policy
 from steersman_simulator.acceptance.spec import build_acceptance
-from steersman_simulator.report.page import write_page
 from steersman_simulator.report.perfetto import MAX_EVENTS
-from steersman_simulator.report.run_report import JOURNAL, PAGE, RESULT, RunReport
-from steersman_simulator.report.show import encode_result
+from steersman_simulator.report.run_report import RunReport, write_files
 from steersman_simulator.scenario import Scenario
 from steersman_simulator.simulate import started
 from steersman_simulator.truths.spec import build_truth
@@ -76,10 +73,7 @@ def run_scenario(
     found = report.end(end_s - start_s, scenario.cluster.engines)
     result = _asked(scenario, first) | found | {"left_out": dict(sorted(lost.items()))}
     if out is not None:
-        if journal:
-            _write_journal(out / JOURNAL, outcome.events)
-        write_page(out / PAGE, result, report.view())
-        (out / RESULT).write_bytes(encode_result(result) + b"\n")
+        write_files(out, result, report, outcome.events if journal else None)
     return result
 
 
@@ -147,10 +141,3 @@ def _told(arrivals: Iterable[Arrival], progress: Progress) -> Iterator[Arrival]:
         if number % _TOLD_EVERY == 0:
             progress(arrival.at_s, number)
         yield arrival
-
-
-def _write_journal(path: Path, events: Iterable[Any]) -> None:
-    writer = JournalWriter(path)
-    for event in events:
-        writer.append(encode_event(event))
-    writer.close()

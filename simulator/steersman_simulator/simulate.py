@@ -16,6 +16,7 @@ from steersman_policies.messages import Hello
 from steersman_policies.policy import load as load_policy
 from steersman_simulator.acceptance.draft_table import Acceptance, DraftTable
 from steersman_simulator.acceptance.fit import fit_acceptance
+from steersman_simulator.report.run_report import write_run
 from steersman_simulator.report.summary import k_over_time, summary
 from steersman_simulator.truths.recorded import StepTruth, fit_steps, held_out_error, relative_error
 from steersman_simulator.windows import EngineTrace, Window, engine_trace
@@ -165,8 +166,10 @@ def window_summary(window: Window) -> dict[str, Any]:
     return metrics | {"k_by_segment": k_over_time(window.steps, start_s=start_s, end_s=end_s)}
 
 
-def simulate(settings: Settings) -> tuple[dict[str, Any], Outcome]:
-    """The result of `steersman simulate`, as a JSON tree, and all that happened.
+def simulate(settings: Settings, out: Path | None = None) -> tuple[dict[str, Any], Outcome]:
+    """The result of `steersman simulate --trace`, as a JSON tree, and all that happened.
+
+    With `out`, also the files of `report/run_report.py` in that folder.
 
     Raises ValueError or FileNotFoundError with one line for what cannot be used.
     """
@@ -184,6 +187,7 @@ def simulate(settings: Settings) -> tuple[dict[str, Any], Outcome]:
     change = Change(0.0, settings.policy, settings.params)
     outcome = world.run([Arm(settings.policy, arrivals, (change,))])
     result = {
+        "name": settings.trace.name,
         "version": first.version,
         "trace": settings.trace.name,
         "engine": trace.engine_id,
@@ -196,10 +200,17 @@ def simulate(settings: Settings) -> tuple[dict[str, Any], Outcome]:
         "warning": recording.warning,
         "fitted": describe(fitted),
         "arrived": len(arrivals),
+        "failed": len(outcome.rejected),
         "running": list(outcome.running),
+        "unfinished": len(outcome.running),
+        "left_out": {},
+        "engines": 1,
         "arrivals_from": [window.label for window in windows],
     }
-    return result | arm_summary(outcome, 0), outcome
+    result |= arm_summary(outcome, 0)
+    if out is not None:
+        write_run(out, result, outcome, arrivals)
+    return result, outcome
 
 
 def describe(fitted: Fitted) -> dict[str, Any]:

@@ -65,12 +65,15 @@ def simulate(
             "--bundle-group": bundle_group,
         }
         _refuse(only, "goes with --trace; a scenario has keys for it")
-        keys = {"policy.name": policy or None, "policy.params": _params(param or []) or None}
+        keys: dict[str, Any] = {
+            "policy.name": policy or None,
+            "policy.params": _settings(param or [], "--param", "name=value") or None,
+        }
         keys |= {"seed": seed, "workload.load": load}
         given = {key: value for key, value in keys.items() if value is not None}
         simulate_scenario(
             scenario,
-            _settings(changed or []) | given,
+            _settings(changed or [], "--set", "dotted.key=value") | given,
             out=out,
             journal=journal,
             trace_events=trace_events,
@@ -86,7 +89,7 @@ def simulate(
         settings = Settings(
             trace=trace,
             policy=policy,
-            params=_params(param or []),
+            params=_settings(param or [], "--param", "name=value"),
             seed=seed or 0,
             fit_policies=_words(fit_policies),
             arrivals_policies=_words(arrivals_policies),
@@ -146,7 +149,7 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def _settings(pairs: list[str]) -> dict[str, Any]:
+def _settings(pairs: list[str], option: str, form: str) -> dict[str, Any]:
     import yaml
 
     from steersman_controller.sidecar.config import parse_yaml
@@ -155,19 +158,9 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not (key and equals):
-            raise ValueError(f"--set: {pair!r} is not of the form dotted.key=value")
+            raise ValueError(f"{option}: {pair!r} is not of the form {form}")
         try:
             found[key] = parse_yaml(value)
-        except yaml.YAMLError as error:
-            raise ValueError(f"--set: {pair!r} is not YAML: {error}") from None
+        except yaml.YAMLError:
+            raise ValueError(f"{option}: {value!r} is not YAML") from None
     return found
-
-
-def _params(pairs: list[str]) -> dict[str, str]:
-    params = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not (name and equals):
-            raise ValueError(f"--param: {pair!r} is not of the form name=value")
-        params[name] = value
-    return params

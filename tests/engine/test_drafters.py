@@ -2,7 +2,8 @@ import pytest
 from tiny_models import engine_of, submit, target_of
 
 from steersman_engine.decode.request import Request, Sampling
-from steersman_engine.drafters.prompt_lookup import Index, PromptLookup
+from steersman_engine.drafters.ngram_index import Index
+from steersman_engine.drafters.prompt_lookup import PromptLookup
 
 SIZES = range(4, 1, -1)
 

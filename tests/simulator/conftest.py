@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from steersman_controller.events import ControllerConfig, Event
 from steersman_controller.trace.journal import JournalWriter, encode_event
@@ -67,11 +68,12 @@ def make_world(hello: Hello) -> Callable[..., World]:
         seed: int = 0,
         policy: str = "off",
         config: ControllerConfig | None = None,
+        per_request_k: bool = True,
         **params: Any,
     ) -> World:
         return World(
             started=started(config or ControllerConfig(), policy, params),
-            hello=hello,
+            hello=replace(hello, per_request_k=per_request_k),
             shape=Shape(max_batch, prefill_budget_tokens),
             truth=truth,
             acceptance=acceptance,

@@ -9,7 +9,7 @@ import pytest
 from steersman_controller.belief.prior import CostPrior, Prior
 from steersman_controller.cli import run as cli
 from steersman_controller.trace.recording import read_recording
-from steersman_simulator.report import show as report
+from steersman_simulator.report.run_report import FILES
 from steersman_simulator.simulate import Settings, arm_summary, fit, rerun, simulate, window_summary
 from steersman_simulator.truths.constant import ConstantSteps
 from steersman_simulator.windows import engine_trace
@@ -95,11 +95,12 @@ def test_json_is_one_object_on_standard_output(trace, capsys):
 
 
 def test_out_leaves_a_recording_that_simulates_again(trace, tmp_path, capsys):
-    """The folder holds the result and a recording like any other."""
+    """The folder holds the result, all that belongs to it, and a recording like any other."""
     out = tmp_path / "out"
     options = ["--policy", "fixed", "--param", "k=3", "--arrivals-policies", "off", "--json"]
     assert cli(["simulate", "--trace", str(trace), *options, "--out", str(out)]) == 0
     assert json.loads((out / "result.json").read_text()) == json.loads(capsys.readouterr().out)
+    assert {path.name for path in out.iterdir()} == set(FILES)
     again = engine_trace(read_recording(out).events)
     assert [window.label for window in again.windows] == ["fixed(k=3)"]
     assert len(again.requests) == 40
@@ -129,11 +130,9 @@ def test_a_controller_that_begins_with_a_prior_begins_with_longer_drafts(trace, 
     drafted = []
     for priors in ((prior,), ()):
         settings = Settings(trace, "goodput", arrivals_policies=("off",), priors=priors)
-        result, outcome = simulate(settings)
+        result, outcome = simulate(settings, tmp_path / "out" if priors else None)
         assert result["prior"] == ("a bundle" if priors else "")
         drafted.append(next(k for step in outcome.steps if (k := step.report.commanded.get("edit"))))
-        if priors:
-            report.write(tmp_path / "out", result, outcome.events)
     assert drafted[0] > drafted[1]
     again = simulate(Settings(tmp_path / "out", "goodput"))[0]
     assert again["prior"] == "a bundle"

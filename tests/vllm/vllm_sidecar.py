@@ -30,7 +30,7 @@ class Sidecar:
             **os.environ,
             "XDG_RUNTIME_DIR": str(folder),
             "PYTHONPATH": str(folder),
-            "STEERSMAN__CONTROLLER__LEASE_S": str(lease_s),
+            "STEERSMAN__LEASE_S": str(lease_s),
         }
         command = [sys.executable, "-m", "steersman_controller", "serve", "--json", "--metrics-port", "0"]
         with (folder / "sidecar.log").open("ab") as log:

@@ -1,23 +1,20 @@
 """Finished requests as evidence for segments: what was known when they came, and how their drafts went."""
 
-import gzip
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import msgspec
 import numpy as np
-from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from steersman_controller.request_spread import is_decided
 from steersman_controller.trace.recording import is_recording, read_recording
 from steersman_controller.train.cells import Floats
+from steersman_policies.acceptance_trace import AcceptanceRecord, is_acceptance_trace, read_trace
+from steersman_policies.acceptance_walk import walk
 from steersman_policies.messages import RequestReport
-from steersman_policies.policy import did_you_mean
 from steersman_policies.prompt_statistics import FEATURES, PromptStatistics, rounded_statistics
-from steersman_policies.units import K_LIMIT, UNKNOWN_SEGMENT, Count, Fraction, Segment
+from steersman_policies.units import UNKNOWN_SEGMENT
 
 LEAF_PREFIX = "tree/"
 """Segments that a tree gave: to the next training their requests have no tag."""
@@ -67,68 +64,29 @@ def outcomes_of(reports: Iterable[RequestReport]) -> Outcomes:
     return _gathered(rows)
 
 
-class TraceLine(Struct, frozen=True, forbid_unknown_fields=True):
-    """A line of an acceptance trace; statistics of the prompt may be added."""
-
-    request_id: str | int
-    prompt_tokens: Count
-    output_tokens: Count
-    accepted_by_position: tuple[Annotated[int, Meta(ge=0, le=K_LIMIT)], ...]
-    """For each output position how many draft tokens a step starting there would have accepted."""
-    segment: Segment = UNKNOWN_SEGMENT
-    max_output_tokens: Count = 0
-    distinct_fraction: Fraction = 0.0
-    repeated_fraction: Fraction = 0.0
-    temperature: float = 0.0
-    structured: Annotated[int, Meta(ge=0, le=1)] = 0
-
-
 def read_acceptance_trace(path: Path) -> Outcomes:
     """The requests of a recording; or of a JSONL file, replayed at the most accepted tokens that it holds.
 
     Raises OSError, or ValueError in one line naming file, line and key.
     """
-    if path.is_dir() or is_recording(path):
+    if not is_acceptance_trace(path) and (path.is_dir() or is_recording(path)):
         return outcomes_of(read_recording(path).requests())
-    lines = list(_trace_lines(path))
+    lines = list(read_trace(path))
     k = max((max(line.accepted_by_position, default=0) for line in lines), default=0)
     if not k:
         raise ValueError(f"{path}: no draft token was accepted anywhere, so there is nothing to learn from")
     return _gathered([_replayed(line, k) for line in lines])
 
 
-def _trace_lines(path: Path) -> Iterator[TraceLine]:
-    decoder = msgspec.json.Decoder(TraceLine)
-    opened = gzip.open if path.suffix.lower() == ".gz" else open
-    with opened(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                found = decoder.decode(line)
-            except msgspec.DecodeError as error:
-                raise ValueError(f"{path}: line {number}: {error}{_hint(str(error))}") from None
-            told, tokens = len(found.accepted_by_position), found.output_tokens
-            if told != tokens:
-                wrong = f"accepted_by_position has {told} numbers for {tokens} output tokens"
-                raise ValueError(f"{path}: line {number}: {wrong}")
-            yield found
-
-
-def _hint(error: str) -> str:
-    _, _, word = error.partition("unknown field `")
-    return did_you_mean(word.partition("`")[0], TraceLine.__struct_fields__) if word else ""
-
-
-def _replayed(line: TraceLine, k: int) -> tuple[str, PromptStatistics, int, int, int, int]:
+def _replayed(line: AcceptanceRecord, k: int) -> tuple[str, PromptStatistics, int, int, int, int]:
     """A step that starts at a position commits min(accepted, K) + 1 tokens and goes on behind them."""
-    at = steps = accepted = reached = 0
-    while at < len(line.accepted_by_position):
-        kept = min(line.accepted_by_position[at], k)
+    steps = drafts = accepted = reached = 0
+    offered = line.offered_by_position or None
+    for _, drafted, kept in walk(line.accepted_by_position, offered, k, first=0, length_known=False):
         steps += 1
+        drafts += drafted > 0
         accepted += kept
-        reached += min(kept + 1, k)
-        at += kept + 1
+        reached += min(kept + 1, drafted)
     statistics = rounded_statistics(
         prompt_tokens=line.prompt_tokens,
         max_output_tokens=line.max_output_tokens,
@@ -137,8 +95,7 @@ def _replayed(line: TraceLine, k: int) -> tuple[str, PromptStatistics, int, int,
         temperature=line.temperature,
         structured=bool(line.structured),
     )
-    # The format does not tell a step without a draft from one whose first token was wrong.
-    return line.segment, statistics, accepted, reached, steps, steps
+    return line.segment, statistics, accepted, reached, steps, drafts
 
 
 def _gathered(rows: Sequence[tuple[str, PromptStatistics | None, float, float, float, float]]) -> Outcomes:

@@ -1,6 +1,7 @@
 """The target: any Hugging Face causal LM, fed with packed rows of tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,24 @@ def load_target(model: str | None, device: str | None = None) -> tuple[TargetMod
 
     fp32 on CPU, bf16 on CUDA. Raises FileNotFoundError or ValueError with one clear line.
     """
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    source = _source(model)
+    tokenizer = load_tokenizer(source)
+    loaded = load_causal_lm(source, device)
+    return TargetModel(loaded, Path(source).name if model is None else source), tokenizer
+
+
+def load_tokenizer(model: str | None) -> Any:
+    """The tokenizer of a folder, a hub id, or (None) the bundled model. Raises like `load_target`."""
+    from transformers import AutoTokenizer
+
+    source = _source(model)
+    with _told_in_one_line(source, "no tokenizer"):
+        return AutoTokenizer.from_pretrained(source)
+
+
+def load_causal_lm(model: str | None, device: str | None = None) -> Any:
+    """The bare transformers model. Raises like `load_target`."""
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -106,15 +123,26 @@ def load_target(model: str | None, device: str | None = None) -> tuple[TargetMod
             f"device: {where!r}: {str(error).splitlines()[0][:200]}; allowed are cpu and cuda[:N]"
         ) from None
     dtype = torch.bfloat16 if where.startswith("cuda") else torch.float32
+    source = _source(model)
+    with _told_in_one_line(source, "not a causal LM"):
+        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(where)
+
+
+def _source(model: str | None) -> str:
     source = str(bundled_model()) if model is None else model
     _check_place(source)
+    return source
+
+
+@contextmanager
+def _told_in_one_line(source: str, what: str) -> Iterator[None]:
+    from safetensors import SafetensorError
+
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        loaded = AutoModelForCausalLM.from_pretrained(source, dtype=dtype).to(where)
+        yield
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"model {source}: not a causal LM that transformers can load: {reason}") from error
-    return TargetModel(loaded, Path(source).name if model is None else model), tokenizer
+        raise ValueError(f"model {source}: {what} that transformers can load: {reason}") from error
 
 
 def _check_place(source: str) -> None:

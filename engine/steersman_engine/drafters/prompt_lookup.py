@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from steersman_engine.decode.request import Request
 from steersman_engine.drafters.drafter import Proposal
+from steersman_engine.drafters.ngram_index import MAX_NGRAM, MIN_NGRAM, Index, sizes_of, version_of
 
 NO_MATCH = Proposal(not_drafted="no_match")
 
@@ -16,16 +17,13 @@ class PromptLookup:
     """Longest match first, from `max_ngram` tokens down to `min_ngram`; of equal ones the most recent."""
 
     name = "prompt_lookup"
-    version = "1"
     survives_off = True
     confident = False
 
-    def __init__(self, max_ngram: int = 4, min_ngram: int = 2) -> None:
-        if not 1 <= min_ngram <= max_ngram:
-            raise ValueError(f"prompt_lookup: min_ngram {min_ngram}, must be 1 to max_ngram {max_ngram}")
+    def __init__(self, max_ngram: int = MAX_NGRAM, min_ngram: int = MIN_NGRAM) -> None:
         # Another shortest match is another drafter: what was learned of one does not hold for the other.
-        self.version = f"{self.version}:{min_ngram}-{max_ngram}"
-        self.sizes = range(max_ngram, min_ngram - 1, -1)
+        self.version = version_of(max_ngram, min_ngram)
+        self.sizes = sizes_of(max_ngram, min_ngram)
         self._indexes: dict[int, Index] = {}
 
     def admit(self, request: Request) -> None:
@@ -46,39 +44,3 @@ class PromptLookup:
 
     def commit(self, request: Request, accepted: int) -> None:
         """Nothing to do: the index reads the request's tokens."""
-
-
-class Index:
-    """Where each n-gram of a growing text ended last, with at least one token behind it."""
-
-    def __init__(self, sizes: range) -> None:
-        self.sizes = sizes
-        self._ends: dict[tuple[int, ...], int] = {}
-        self._indexed = 0
-
-    def continuation(self, tokens: list[int], limit: int) -> list[int]:
-        """`limit` tokens that followed the most recent longest match, or none.
-
-        A match close to the end is continued with its own continuation, as in a repeated pattern.
-
-        >>> Index(range(4, 1, -1)).continuation([1, 2, 3, 9, 1, 2], 3)
-        [3, 9, 1]
-        >>> Index(range(4, 1, -1)).continuation([7, 8, 7, 8, 7, 8], 4)
-        [7, 8, 7, 8]
-        """
-        self._catch_up(tokens)
-        for size in self.sizes:
-            end = self._ends.get(tuple(tokens[-size:])) if size <= len(tokens) else None
-            if end is not None:
-                draft = tokens[end : end + limit]
-                while len(draft) < limit:
-                    draft.append(draft[end - len(tokens)])
-                return draft
-        return []
-
-    def _catch_up(self, tokens: list[int]) -> None:
-        for end in range(self._indexed + 1, len(tokens)):
-            for size in self.sizes:
-                if size <= end:
-                    self._ends[tuple(tokens[end - size : end])] = end
-        self._indexed = max(self._indexed, len(tokens) - 1)

@@ -26,7 +26,6 @@ from steersman_simulator.acceptance.draft_table import MAX_DRAFT_TOKENS, DraftTa
 from steersman_simulator.workload.arrival import Arrival
 from steersman_simulator.world.chance import generator
 
-
 _Spread = Annotated[float, Meta(ge=0.0, le=10.0)]
 
 
@@ -49,6 +48,8 @@ class SegmentTruth(Struct, frozen=True, forbid_unknown_fields=True):
     """Mean length of a stretch: the effects at two positions correlate by exp(-distance / this)."""
     agreement: Fraction = 0.0
     """P(the draft at a position is the rest of the one before it, if that was right so far)."""
+    keeps_better: Fraction = 0.0
+    """P(where it is a new one, the longer accepted of both counts): what a model that knows more does."""
 
 
 class AcceptanceTruth(Struct, frozen=True):
@@ -91,36 +92,80 @@ def segment_table(truth: SegmentTruth, tokens: int, chance: np.random.Generator)
     """
     effect = truth.effect_sd * float(chance.standard_normal())
     drawn = chance.random((3, tokens))
-    offered = 1 + _lengths(drawn[1], truth.offered_share[1:] or truth.offered_share, MAX_DRAFT_TOKENS - 1)
-    has_draft = covered(truth.coverage, truth.persistence, drawn[0])
-    offered[~has_draft] = 0
+    offered = _offered(truth, drawn)
     if truth.wander_sd > 0.0:
         effects = effect + truth.wander_sd * _stretches(truth.wander_tokens, tokens, chance)
-        rows = np.rint(effects.clip(-_EFFECT_LIMIT, _EFFECT_LIMIT) * _EFFECT_ROWS).astype(np.intp)
-        survival = _survival_by_effect(truth.acceptance)[rows + round(_EFFECT_LIMIT * _EFFECT_ROWS)]
-        accepted = np.add.reduce(drawn[2][:, None] < survival, axis=1, dtype=np.uint8)
+        accepted = _lengths_by_effect(drawn[2], _survival_by_effect(truth.acceptance), effects)
     else:
-        acceptance = [shifted(a, effect) for a in truth.acceptance]
-        accepted = _lengths(drawn[2], acceptance, MAX_DRAFT_TOKENS)
+        odds_against = _odds_against(truth.acceptance) * math.exp(-effect)
+        survival = np.asarray(np.cumprod(1.0 / (1.0 + odds_against)), np.float64)
+        accepted = _lengths(drawn[2], survival)
     accepted = np.minimum(accepted, offered)
-    if truth.agreement > 0.0:
-        goes_on = (chance.random(tokens) < truth.agreement) & has_draft
-        accepted = np.minimum(_continued(accepted, goes_on), offered)
+    if truth.agreement > 0.0 or truth.keeps_better > 0.0:
+        revised = truth.agreement + (1.0 - truth.agreement) * truth.keeps_better
+        kind_drawn = chance.random(tokens)
+        kind_drawn[offered == 0] = 1.0
+        kinds = (kind_drawn >= truth.agreement).view(np.int8) + (kind_drawn >= revised).view(np.int8)
+        accepted = np.minimum(_continued(accepted.tolist(), kinds.tolist()), offered)
     return DraftTable(offered, accepted)
+
+
+def _offered(truth: SegmentTruth, drawn: NDArray[np.float64]) -> Lengths:
+    if truth.offered_share == (1.0,):
+        offered = np.full(drawn.shape[1], MAX_DRAFT_TOKENS, np.uint8)
+    else:
+        shares = truth.offered_share[1:] or truth.offered_share
+        offered = 1 + _lengths(drawn[1], _survival(shares)[: MAX_DRAFT_TOKENS - 1])
+    if truth.coverage < 1.0:
+        offered[~covered(truth.coverage, truth.persistence, drawn[0])] = 0
+    return offered
 
 
 _EFFECT_LIMIT = 12.0
 _EFFECT_ROWS = 16
 """Effects on the log-odds are told apart up to a sixteenth."""
 
+_SHALLOW = 12
+
+
+@lru_cache(maxsize=256)
+def _survival(shares: tuple[float, ...]) -> NDArray[np.float64]:
+    """[position]: P(at least so many in a row); beyond the last share its value goes on."""
+    return np.cumprod(np.array(shares)[_places(shares)])
+
+
+@lru_cache(maxsize=256)
+def _odds_against(acceptance: tuple[float, ...]) -> NDArray[np.float64]:
+    with np.errstate(divide="ignore"):
+        shares = np.array(acceptance)[_places(acceptance)]
+        odds: NDArray[np.float64] = (1.0 - shares) / shares
+    return odds
+
 
 @lru_cache(maxsize=64)
 def _survival_by_effect(acceptance: tuple[float, ...]) -> NDArray[np.float64]:
     """[effect][position]: P(at least so many are accepted)."""
     effects = np.arange(-_EFFECT_LIMIT, _EFFECT_LIMIT + 1e-9, 1.0 / _EFFECT_ROWS)
-    places = np.minimum(np.arange(MAX_DRAFT_TOKENS), len(acceptance) - 1)
-    shifts = np.array([[shifted(a, effect) for a in acceptance] for effect in effects.tolist()])
-    return np.cumprod(shifts[:, places], axis=1)
+    return np.cumprod(1.0 / (1.0 + np.exp(-effects)[:, None] * _odds_against(acceptance)), axis=1)
+
+
+def _lengths_by_effect(
+    drawn: NDArray[np.float64], survival: NDArray[np.float64], effects: NDArray[np.float64]
+) -> Lengths:
+    """As `_lengths`, each with the survival of its own effect. Few drafts need the deeper half looked at."""
+    rows = ((effects.clip(-_EFFECT_LIMIT, _EFFECT_LIMIT) + _EFFECT_LIMIT) * _EFFECT_ROWS + 0.5).astype(
+        np.intp
+    )
+    out: Lengths = np.add.reduce(drawn[:, None] < survival[rows, :_SHALLOW], axis=1, dtype=np.uint8)
+    deep = np.flatnonzero(out == _SHALLOW)
+    if len(deep):
+        more = drawn[deep, None] < survival[rows[deep], _SHALLOW:]
+        out[deep] += np.add.reduce(more, axis=1, dtype=np.uint8)
+    return out
+
+
+def _places(shares: Sequence[float]) -> NDArray[np.intp]:
+    return np.minimum(np.arange(MAX_DRAFT_TOKENS), len(shares) - 1)
 
 
 def _stretches(mean_tokens: float, tokens: int, chance: np.random.Generator) -> NDArray[np.float64]:
@@ -131,26 +176,25 @@ def _stretches(mean_tokens: float, tokens: int, chance: np.random.Generator) -> 
     return chance.standard_normal(tokens)[first]
 
 
-def _continued(fresh: Lengths, goes_on: NDArray[np.bool_]) -> Lengths:
-    """Accepted lengths where a draft holds until it is used up or another one takes its place.
+def _continued(fresh: Sequence[int], kinds: Sequence[int]) -> Lengths:
+    """Accepted lengths where the draft of a position may be the rest of the one before.
 
-    >>> _continued(np.array([2, 7, 0, 1], np.uint8), np.array([False, True, True, True])).tolist()
-    [2, 1, 0, 1]
+    `fresh`: those of new drafts. A new one is made where nothing is left of the one before; else kind 0 is
+    the rest, 1 the longer of both, 2 the new one.
+
+    >>> _continued([2, 7, 5, 1, 3, 0], [0, 0, 0, 0, 1, 2]).tolist()
+    [2, 1, 0, 1, 3, 0]
     """
-    tokens = len(fresh)
-    places = np.arange(tokens)
-    # The next position at which the draft is another one for certain, from behind.
-    breaks = np.append(np.where(goes_on, tokens, places)[1:], tokens)
-    other = np.minimum.accumulate(breaks[::-1])[::-1]
-    jumps: list[int] = np.minimum(places + fresh + 1, other).tolist()
-    at, starts = 0, []
-    while at < tokens:
-        starts.append(at)
-        at = jumps[at]
-    begun = np.zeros(tokens, np.intp)
-    begun[starts] = starts
-    begun = np.maximum.accumulate(begun)
-    return (fresh[begun] - (places - begun)).astype(np.uint8)
+    out, length = [], 0
+    for new, kind in zip(fresh, kinds, strict=True):
+        if length == 0 or kind == 2:
+            length = new
+        else:
+            length -= 1
+            if kind == 1 and new > length:
+                length = new
+        out.append(length)
+    return np.array(out, np.uint8)
 
 
 def covered(coverage: float, persistence: float, drawn: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -168,10 +212,8 @@ def covered(coverage: float, persistence: float, drawn: NDArray[np.float64]) -> 
     return states[last]
 
 
-def _lengths(drawn: NDArray[np.float64], shares: Sequence[float], most: int) -> Lengths:
-    """How many in a row, at most `most`; `shares` go on at each place, the last one at all later ones."""
-    rows = np.minimum(np.arange(most), len(shares) - 1)
-    survival = np.cumprod(np.asarray(shares, dtype=np.float64)[rows])
+def _lengths(drawn: NDArray[np.float64], survival: NDArray[np.float64]) -> Lengths:
+    """How many in a row: as long as P(at least so many) is above what was drawn."""
     return np.searchsorted(-survival, -drawn, side="left").astype(np.uint8)
 
 

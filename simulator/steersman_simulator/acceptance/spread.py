@@ -6,7 +6,7 @@ from scipy.optimize import nnls
 
 _Floats = NDArray[np.float64]
 
-STRETCH_TOKENS = tuple(float(x) for x in np.geomspace(2.0, 128.0, 25))
+STRETCH_TOKENS = tuple(float(x) for x in np.geomspace(8.0, 256.0, 21))
 """Mean lengths that are tried. Much longer stretches are no different from requests."""
 
 _LEAST_GAIN = 9.0

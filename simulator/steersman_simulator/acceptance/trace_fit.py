@@ -1,11 +1,10 @@
-"""The acceptance truth behind exact acceptance traces.
+"""The acceptance truth behind exact acceptance traces, by indirect inference (Gourieroux et al. 1993).
 
-Everything is measured by output position, so no K comes into it. A draft is *fresh* where the one before it
-is used up (nothing accepted there): its length gives position acceptance, what follows gives agreement. The
-score residual of fresh drafts (accepted minus expected, over all positions that were decided) covaries within
-a request over a distance d as variance x (request + stretch x exp(-d / stretch tokens)). These estimates are
-of first order in the variance, so they are corrected by indirect inference (Gourieroux et al. 1993): the
-truth is moved until traces drawn from it give the estimates of the data.
+The truth is moved until traces drawn from it, walked as an engine walks them, show what the data show:
+position acceptance of full-length drafts; how often the draft at a position is more, or less, than the rest
+of the one before; and the covariance of accepted lengths at K = 3 over the steps of a request, which is
+variance of requests + variance of stretches x exp(-distance / stretch tokens). Each figure hangs mostly on
+one number of the truth, so each number is moved by the misfit of its own figure.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,14 +23,21 @@ from steersman_simulator.world.chance import generator
 LEAST_REQUESTS = 20
 """A segment with fewer is part of `unknown` only."""
 
-MOST_TOKENS = 100_000
+MOST_TOKENS = 250_000
 """Of more output tokens a part is taken for a fit."""
 
-DISTANCES = (2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 25, 32, 40, 50, 64, 80, 100, 128, 160, 200, 256)
+MOST_TOKENS_OF_ONE = 1_024
+"""Of one request: a few outputs that repeat themselves up to the engine's limit must not speak for all."""
+
+LAGS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Steps apart; neighbours also share drafts."""
+
+MIDDLE_K = 3
 
 _PRIOR_DRAFTS = 5.0
-_ROUNDS = 12
+_ROUNDS = 16
 _SEED = 0x7ACE
+_LARGEST_SD = 4.0
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
@@ -51,6 +57,21 @@ class _Texts(Struct, frozen=True):
     def lengths(self) -> list[int]:
         places = np.append(np.flatnonzero(self.begins), len(self.begins))
         return [int(length) for length in np.diff(places)]
+
+
+class _Figures(Struct, frozen=True):
+    """What a truth is held against."""
+
+    acceptance: _Floats
+    more: float
+    """P(a new draft replaces the rest of the one before, if it is longer)."""
+    less: float
+    """P(a new draft replaces the rest of the one before, if it is shorter)."""
+    request: float
+    """Share of the variance of accepted length at `MIDDLE_K` that is between requests."""
+    stretch: float
+    """Share that is between stretches."""
+    stretch_tokens: float
 
 
 def fit_traces(records: Iterable[AcceptanceRecord]) -> AcceptanceTruth:
@@ -81,22 +102,46 @@ def fit_segment(records: Sequence[AcceptanceRecord]) -> SegmentTruth:
     texts = _texts(records)
     if not texts.offered.any():
         return SegmentTruth(0.0, 0.0, (1.0,), (0.0,))
-    wanted = _estimate(texts)
-    truth = wanted
+    wanted = _figures(texts)
+    truth = _first_guess(texts, wanted)
     for round_ in range(_ROUNDS):
-        found = _estimate(_drawn(truth, texts), wanted.wander_tokens if wanted.wander_sd else 0.0)
-        truth = _moved(truth, wanted, found, 1.0 if round_ < _ROUNDS // 2 else 0.5)
+        found = _figures(_drawn(truth, texts), wanted.stretch_tokens)
+        truth = _moved(truth, wanted, found, 0.8 if round_ < _ROUNDS // 2 else 0.4)
     return truth
+
+
+def _first_guess(texts: _Texts, wanted: _Figures) -> SegmentTruth:
+    has_draft = texts.offered > 0
+    coverage = float(has_draft.mean())
+    inside = ~texts.begins[1:]
+    joint = float((has_draft[1:] & has_draft[:-1])[inside].mean()) if inside.any() else coverage**2
+    spread = coverage * (1.0 - coverage)
+    return SegmentTruth(
+        coverage=coverage,
+        persistence=min(max((joint - coverage**2) / spread, 0.0), 0.999) if spread > 1e-9 else 0.0,
+        offered_share=_offered_share(texts.offered[has_draft]),
+        acceptance=tuple(wanted.acceptance.tolist()),
+        effect_sd=2.0 * wanted.request**0.5,
+        wander_sd=2.0 * wanted.stretch**0.5,
+        wander_tokens=max(wanted.stretch_tokens, 1.0),
+        agreement=1.0 - min(wanted.more, 1.0),
+        keeps_better=_better(wanted.more, wanted.less),
+    )
+
+
+def _better(more: float, less: float) -> float:
+    return max(0.0, 1.0 - less / more) if more > 1e-9 else 0.0
 
 
 def _texts(records: Sequence[AcceptanceRecord]) -> _Texts:
     """An even selection of the requests, at most so many tokens."""
-    tokens = sum(record.output_tokens for record in records)
-    step = max(1, -(-tokens // MOST_TOKENS))
-    chosen = records[::step]
-    begins = np.concatenate([np.arange(record.output_tokens - 1) == 0 for record in chosen])
-    offered = np.concatenate([record.offered[1:] for record in chosen])
-    accepted = np.concatenate([record.accepted_by_position[1:] for record in chosen])
+    tokens = sum(min(record.output_tokens, MOST_TOKENS_OF_ONE) for record in records)
+    chosen = records[:: max(1, -(-tokens // MOST_TOKENS))]
+    taken = slice(1, MOST_TOKENS_OF_ONE)
+    offered = np.concatenate([record.offered[taken] for record in chosen])
+    accepted = np.concatenate([record.accepted_by_position[taken] for record in chosen])
+    lengths = [len(record.accepted_by_position[taken]) for record in chosen]
+    begins = np.concatenate([np.arange(length) == 0 for length in lengths])
     told = any(record.offered_by_position for record in records)
     longest = int((offered if told else accepted).max(initial=1))
     return _Texts(np.minimum(offered, longest).astype(np.int64), accepted.astype(np.int64), begins, longest)
@@ -113,28 +158,63 @@ def _drawn(truth: SegmentTruth, like: _Texts) -> _Texts:
     )
 
 
-def _estimate(texts: _Texts, stretch_tokens: float = 0.0) -> SegmentTruth:
-    """First-order estimates of everything."""
-    has_draft = texts.offered > 0
-    before = np.append(0, np.where(has_draft, texts.accepted, 0)[:-1])
-    before[texts.begins] = 0
-    fresh = has_draft & (before == 0)
-    acceptance = _hazards(texts.accepted[fresh], texts.offered[fresh])
-    coverage = float(has_draft.mean())
-    inside = ~texts.begins[1:]
-    joint = float((has_draft[1:] & has_draft[:-1])[inside].mean()) if inside.any() else coverage**2
-    spread = coverage * (1.0 - coverage)
-    request, stretch, tokens = _effects(texts, fresh, acceptance, stretch_tokens)
-    return SegmentTruth(
-        coverage=coverage,
-        persistence=min(max((joint - coverage**2) / spread, 0.0), 0.999) if spread > 1e-9 else 0.0,
-        offered_share=_offered_share(texts.offered[has_draft]),
-        acceptance=tuple(acceptance.tolist()),
-        effect_sd=request**0.5,
-        wander_sd=stretch**0.5,
-        wander_tokens=max(tokens, 1.0),
-        agreement=_agreement(texts, before, acceptance),
+def _figures(texts: _Texts, stretch_tokens: float = 0.0) -> _Figures:
+    longest = _walked(texts, texts.longest)
+    more, less = _replaced(texts)
+    request, stretch, tokens = _spread_of(texts, stretch_tokens)
+    return _Figures(
+        acceptance=_hazards(texts.accepted[longest], texts.offered[longest]),
+        more=more,
+        less=less,
+        request=request,
+        stretch=stretch,
+        stretch_tokens=tokens,
     )
+
+
+def _replaced(texts: _Texts) -> tuple[float, float]:
+    """How often a new draft takes the place of the rest of the one before, against how often it differs."""
+    before = np.append(0, texts.accepted[:-1])
+    before[texts.begins] = 0
+    fresh = (before == 0) & (texts.offered > 0)
+    survival = np.append(1.0, np.cumprod(_hazards(texts.accepted[fresh], texts.offered[fresh])))
+    follows = (before > 0) & (before < texts.longest) & (texts.offered > 0)
+    rest, now = before[follows] - 1, texts.accepted[follows]
+    longer = float(survival[np.minimum(rest + 1, len(survival) - 1)].sum())
+    shorter = float((1.0 - survival[np.minimum(rest, len(survival) - 1)]).sum())
+    return (
+        float((now > rest).sum()) / longer if longer > 1e-9 else 0.0,
+        float((now < rest).sum()) / shorter if shorter > 1e-9 else 0.0,
+    )
+
+
+def _walked(texts: _Texts, k: int) -> _Ints:
+    """Where the steps of all requests at this K begin."""
+    places = np.append(np.flatnonzero(texts.begins), len(texts.begins))
+    ends = np.repeat(places[1:], np.diff(places))
+    jumps: list[int] = np.minimum(np.arange(len(ends)) + np.minimum(texts.accepted, k) + 1, ends).tolist()
+    at, steps = 0, []
+    while at < len(jumps):
+        steps.append(at)
+        at = jumps[at]
+    return np.array(steps, np.int64)
+
+
+def _spread_of(texts: _Texts, stretch_tokens: float) -> tuple[float, float, float]:
+    steps = _walked(texts, MIDDLE_K)
+    number = np.cumsum(texts.begins)[steps]
+    kept = np.minimum(texts.accepted[steps], MIDDLE_K)
+    off = kept - kept.mean()
+    variance = float((off * off).mean())
+    if variance <= 1e-12:
+        return 0.0, 0.0, 0.0
+    covariance, pairs = np.zeros(len(LAGS)), np.zeros(len(LAGS))
+    for row, lag in enumerate(LAGS):
+        same = number[lag:] == number[:-lag]
+        pairs[row] = float(same.sum())
+        covariance[row] = float((off[lag:] * off[:-lag])[same].sum()) / variance
+    distance = np.array(LAGS, float) * (1.0 + kept.mean())
+    return spread_over_distance(distance, covariance, pairs, stretch_tokens)
 
 
 def _hazards(accepted: _Ints, offered: _Ints) -> _Floats:
@@ -148,18 +228,6 @@ def _hazards(accepted: _Ints, offered: _Ints) -> _Floats:
     return found[:kept]
 
 
-def _agreement(texts: _Texts, before: _Ints, acceptance: _Floats) -> float:
-    """P(the rest of the draft before), as a new one also may be that long by chance."""
-    follows = (texts.offered >= before) & (before > 0) & (before < texts.longest)
-    rest = before[follows] - 1
-    places = np.minimum(np.arange(64), len(acceptance) - 1)
-    survival = np.append(1.0, np.cumprod(acceptance[places]))
-    by_chance = survival[rest] - np.append(survival, 0.0)[rest + 1]
-    same = texts.accepted[follows] == rest
-    doubt = float((1.0 - by_chance).sum())
-    return min(max(float((same - by_chance).sum()) / doubt, 0.0), 1.0) if doubt > 1e-9 else 0.0
-
-
 def _offered_share(offered: _Ints) -> tuple[float, ...]:
     """P(one more token | this many); the longest that was seen is where drafts were cut, not their end."""
     longest = int(offered.max())
@@ -170,37 +238,19 @@ def _offered_share(offered: _Ints) -> tuple[float, ...]:
     return tuple(out) if len(set(out)) > 1 else (1.0,)
 
 
-def _effects(
-    texts: _Texts, fresh: NDArray[np.bool_], acceptance: _Floats, stretch_tokens: float
-) -> tuple[float, float, float]:
-    """Variance of requests and of stretches on the log-odds, and the mean length of a stretch."""
-    places = np.minimum(np.arange(64), len(acceptance) - 1)
-    hazards = acceptance[places]
-    expected = np.append(0.0, np.cumsum(hazards))
-    information = np.append(0.0, np.cumsum(hazards * (1.0 - hazards)))
-    decided = np.minimum(texts.accepted + 1, texts.offered).clip(0, 64)
-    residual = np.where(fresh, texts.accepted - expected[decided], 0.0)
-    weight = np.where(fresh, information[decided], 0.0)
-    number = np.cumsum(texts.begins)
-    covariance, pairs = np.zeros(len(DISTANCES)), np.zeros(len(DISTANCES))
-    for row, distance in enumerate(DISTANCES):
-        same = number[distance:] == number[:-distance]
-        covariance[row] = float((residual[distance:] * residual[:-distance])[same].sum())
-        pairs[row] = float((weight[distance:] * weight[:-distance])[same].sum())
-    return spread_over_distance(np.array(DISTANCES, float), covariance, pairs, stretch_tokens)
-
-
-def _moved(truth: SegmentTruth, wanted: SegmentTruth, found: SegmentTruth, pace: float) -> SegmentTruth:
+def _moved(truth: SegmentTruth, wanted: _Figures, found: _Figures, pace: float) -> SegmentTruth:
     """The truth, corrected by what a drawn trace shows wrong with it."""
-    positions = range(len(truth.acceptance))
-    drawn = [found.acceptance[min(j, len(found.acceptance) - 1)] for j in positions]
+    drawn = [found.acceptance[min(j, len(found.acceptance) - 1)] for j in range(len(wanted.acceptance))]
     acceptance = zip(truth.acceptance, wanted.acceptance, drawn, strict=True)
+    more = _scaled(1.0 - truth.agreement, wanted.more, found.more, 0.7 * pace)
+    less = _scaled((1.0 - truth.agreement) * (1.0 - truth.keeps_better), wanted.less, found.less, 0.7 * pace)
     return replace(
         truth,
         acceptance=tuple(_share(*of_position, pace) for of_position in acceptance),
-        effect_sd=_spread(truth.effect_sd, wanted.effect_sd, found.effect_sd, pace),
-        wander_sd=_spread(truth.wander_sd, wanted.wander_sd, found.wander_sd, pace),
-        agreement=_share(truth.agreement, wanted.agreement, found.agreement, pace),
+        effect_sd=_spread(truth.effect_sd, wanted.request, found.request, pace),
+        wander_sd=_spread(truth.wander_sd, wanted.stretch, found.stretch, pace),
+        agreement=1.0 - min(more, 1.0),
+        keeps_better=_better(more, less),
     )
 
 
@@ -215,8 +265,12 @@ def _logit(share: float) -> float:
 
 
 def _spread(now: float, wanted: float, found: float, pace: float) -> float:
-    return 0.0 if wanted == 0.0 else min(_scale(max(now, 0.05), wanted, max(found, 0.05), pace), 6.0)
+    """A standard deviation, moved by the ratio of the variances."""
+    if wanted <= 0.0:
+        return 0.0
+    return min(_scaled(max(now, 0.05), wanted, max(found, 1e-4), 0.5 * pace), _LARGEST_SD)
 
 
-def _scale(now: float, wanted: float, found: float, pace: float) -> float:
-    return float(now * min(max(wanted / found, 0.5), 2.0) ** pace)
+def _scaled(now: float, wanted: float, found: float, pace: float) -> float:
+    ratio = wanted / found if found > 0.0 else 4.0
+    return float(now * min(max(ratio, 0.25), 4.0) ** pace)

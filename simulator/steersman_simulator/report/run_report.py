@@ -7,11 +7,16 @@ one, but for four numbers a request.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+from steersman_controller.events import Event
+from steersman_controller.trace.journal import JournalWriter, encode_event
 from steersman_policies.messages import StepReport
+from steersman_simulator.report.page import write_page
 from steersman_simulator.report.perfetto import MAX_EVENTS, TraceWriter
 from steersman_simulator.report.requests import RequestWriter, finished_line, unfinished_line
 from steersman_simulator.report.run_figures import RunView
+from steersman_simulator.report.show import encode_result
 from steersman_simulator.report.tally import (
     Metrics,
     RequestTally,
@@ -21,6 +26,7 @@ from steersman_simulator.report.tally import (
 )
 from steersman_simulator.report.timeline import Timeline, coarse
 from steersman_simulator.workload.arrival import Arrival
+from steersman_simulator.world.outcome import Outcome, Served
 from steersman_simulator.world.requests import Finished
 
 RESULT, REQUESTS, TRACE, PAGE, JOURNAL = FILES = (
@@ -76,7 +82,7 @@ class RunReport:
         if self._trace is not None:
             self._trace.step(self._name(engine), report)
 
-    def on_request(self, engine: int, done: Finished) -> None:
+    def on_request(self, engine: int, done: Finished | Served) -> None:
         """A request ended; its ordinal is its place among the arrivals."""
         report = done.report
         arrival = self._pending.pop(report.request)
@@ -148,6 +154,35 @@ class RunReport:
             self._lines.close()
         if self._trace is not None:
             self._trace.close()
+
+
+def write_files(
+    folder: Path, result: dict[str, Any], report: RunReport, events: Iterable[Event] | None
+) -> None:
+    """What is written once all is known: the result, its page, and a recording of the events."""
+    if events is not None:
+        writer = JournalWriter(folder / JOURNAL)
+        for event in events:
+            writer.append(encode_event(event))
+        writer.close()
+    write_page(folder / PAGE, result, report.view())
+    (folder / RESULT).write_bytes(encode_result(result) + b"\n")
+
+
+def write_run(folder: Path, result: dict[str, Any], outcome: Outcome, arrivals: Iterable[Arrival]) -> None:
+    """The same files of a run of one arm that was kept in memory. Raises ValueError where there are some."""
+    report = RunReport(folder=folder)
+    for _ in report.watch(arrivals):
+        pass
+    for step in outcome.steps:
+        report.on_step(step.engine, step.report)
+    for served in outcome.served:
+        report.on_request(served.engine, served)
+    for rejected in outcome.rejected:
+        report.on_reject(rejected.request, rejected.reason)
+    start_s, end_s = outcome.spans[0]
+    report.end(end_s - start_s)
+    write_files(folder, result, report, outcome.events)
 
 
 def new_folder(folder: Path) -> None:

@@ -1,16 +1,13 @@
-"""What a person sees of a simulated run, and the files it leaves."""
+"""What a person sees of a simulated run."""
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from steersman_controller.events import Event
-from steersman_controller.trace.journal import JournalWriter, encode_event
 from steersman_simulator.report.summary import rounded
 
 _COUNTS = (
@@ -71,19 +68,6 @@ def show(result: dict[str, Any], console: Console | None = None) -> None:
                 table.add_row(f"  {figure.capitalize()} (ms)", f"{value:.2f}")
     console.print(table)
     console.print(_segments(result))
-
-
-def write(folder: Path, result: dict[str, Any], events: Sequence[Event]) -> None:
-    """`result.json` and `journal.bin`, a recording like any other. Raises ValueError where one exists."""
-    folder.mkdir(parents=True, exist_ok=True)
-    journal = folder / "journal.bin"
-    if journal.exists():
-        raise ValueError(f"--out: {journal} exists already; choose another folder")
-    (folder / "result.json").write_bytes(encode_result(result) + b"\n")
-    writer = JournalWriter(journal)
-    for event in events:
-        writer.append(encode_event(event))
-    writer.close()
 
 
 def _end_line(result: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Step seconds composed of the forwards of target and drafter, and one constant for all around them."""
+"""Step seconds composed of the forwards of target and drafter."""
 
 from math import log2
 from typing import Protocol
@@ -27,10 +27,9 @@ class Passes(Protocol):
 class ComposedSteps:
     """Step seconds; there is no chance in them. Without a drafter, drafts cost nothing (n-gram lookup)."""
 
-    def __init__(self, target: Passes, drafter: Passes | None = None, *, overhead_s: float = 0.0) -> None:
+    def __init__(self, target: Passes, drafter: Passes | None = None) -> None:
         self._target = target
         self._drafter = drafter
-        self._overhead_s = overhead_s
 
     def sampler(self, chance: Chance) -> "ComposedSteps":
         """No chance in it."""
@@ -53,8 +52,8 @@ class ComposedSteps:
         return depth * drafter.forward_s(requests, requests, requests, work.context_tokens, ())
 
     def other_s(self, *, decode_requests: int, committed_tokens: int) -> float:
-        """The constant."""
-        return self._overhead_s
+        """Nothing: what is around the forwards is a surcharge."""
+        return 0.0
 
 
 class ModelPasses:

@@ -10,13 +10,16 @@ ring over the link.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from steersman_controller.train.table_file import TableFile, database, identifier
+import numpy as np
+
 from steersman_policies.view import interpolate
 from steersman_simulator.truths.link import Link
+from steersman_simulator.workload.rows import rows
+from steersman_simulator.workload.values import Cells
 
 ONCE = ("embedding", "final_layernorm")
 TWICE = ("layernorm",)
@@ -90,19 +93,27 @@ class _Axis:
 
     def __init__(self, columns: Mapping[int, Column]) -> None:
         self._grid = sorted(columns)
-        self._columns = [columns[size] for size in self._grid]
+        self._columns = dict(columns)
 
-    def at(self, size: float, second: float) -> float:
+    def at(self, size: int, second: float) -> float:
         """Flat below the first points, the last slope beyond the last."""
-        grid, columns = self._grid, self._columns
+        column = self._columns.get(size)
+        if column is None:
+            column = self._columns[size] = self._between(size)
+        return interpolate(*column, second)
+
+    def _between(self, size: int) -> Column:
+        grid = self._grid
         if size <= grid[0] or len(grid) == 1:
-            return interpolate(*columns[0], second)
+            return self._columns[grid[0]]
         right = min(bisect_left(grid, size), len(grid) - 1)
-        high = interpolate(*columns[right], second)
-        if size == grid[right]:
-            return high
-        low = interpolate(*columns[right - 1], second)
-        return low + (high - low) * (size - grid[right - 1]) / (grid[right] - grid[right - 1])
+        low, high = self._columns[grid[right - 1]], self._columns[grid[right]]
+        part = (size - grid[right - 1]) / (grid[right] - grid[right - 1])
+        seconds = sorted({*low[0], *high[0]})
+        values = [
+            interpolate(*low, x) + part * (interpolate(*high, x) - interpolate(*low, x)) for x in seconds
+        ]
+        return tuple(seconds), tuple(values)
 
 
 def find(tables: Path, name: str) -> Path:
@@ -122,12 +133,13 @@ def find(tables: Path, name: str) -> Path:
 
 
 def _summed(columns: Mapping[str, Column], layers: int) -> list[float]:
-    """Seconds of a whole forward by tokens, from 0."""
-    counts = {name: 1 if name in ONCE else layers * (1 + (name in TWICE)) for name in columns}
-    return [
-        sum(counts[name] * interpolate(*column, size) for name, column in columns.items())
-        for size in range(_MOST_TOKENS + 1)
-    ]
+    """Seconds of a whole forward by tokens, from 0; beyond a table its last slope goes on."""
+    sizes, total = np.arange(_MOST_TOKENS + 1, dtype=np.float64), np.zeros(_MOST_TOKENS + 1)
+    for name, (grid, seconds) in columns.items():
+        count = 1 if name in ONCE else layers * (1 + (name in TWICE))
+        slope = (seconds[-1] - seconds[-2]) / (grid[-1] - grid[-2]) if len(grid) > 1 else 0.0
+        total += count * (np.interp(sizes, grid, seconds) + slope * np.maximum(sizes - grid[-1], 0.0))
+    return [float(x) for x in total]
 
 
 def _listed(seconds: Sequence[float], size: int) -> float:
@@ -138,16 +150,18 @@ def _listed(seconds: Sequence[float], size: int) -> float:
 
 def _by_layer(path: Path, size: str) -> dict[str, Column]:
     points: dict[str, dict[int, float]] = {}
-    for name, at, seconds in _read(path, ("layer",), (size,)):
+    for name, (at,), seconds in _read(path, (size,), "layer"):
         points.setdefault(name, {})[at] = seconds
+    if not points:
+        raise ValueError(f"{path}: no rows")
     return {name: _column(found) for name, found in points.items()}
 
 
 def _attention(path: Path) -> _Attention:
-    rows = _read(path, (), ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode"))
+    table = list(_read(path, ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")))
     prefill: dict[int, dict[int, float]] = {}
     decode: dict[int, dict[int, float]] = {}
-    for chunk, before, requests, context, seconds in rows:
+    for _, (chunk, before, requests, context), seconds in table:
         if not requests:
             prefill.setdefault(chunk, {})[before] = seconds
         elif not chunk:
@@ -155,7 +169,7 @@ def _attention(path: Path) -> _Attention:
     if not (prefill and decode):
         raise ValueError(f"{path}: rows without decode requests and rows without a chunk are needed")
     added: dict[int, dict[int, dict[int, list[float]]]] = {}
-    for chunk, before, requests, context, seconds in rows:
+    for _, (chunk, before, requests, context), seconds in table:
         if chunk and requests:
             alone = prefill.get(chunk, {}).get(before)
             if alone is None:
@@ -181,26 +195,14 @@ def _column(points: Mapping[int, float]) -> Column:
     return grid, tuple(points[size] for size in grid)
 
 
-def _read(path: Path, names: Sequence[str], sizes: Sequence[str]) -> list[tuple]:  # type: ignore[type-arg]
-    """Rows of names, whole sizes and seconds. Raises ValueError naming file, row, column and value."""
-    file = TableFile(path)
-    for name in (*names, *sizes, "time_us"):
-        file.column(name, "operators")
-    shown = [f"cast({identifier(name)} as varchar)" for name in names]
-    shown += [f"try_cast({identifier(name)} as bigint)" for name in sizes]
-    shown.append("try_cast(time_us as double)")
-    with database() as connection:
-        selected = f"create temp table found as select {', '.join(shown)} from {file.scan}"  # noqa: S608
-        file.run(connection, selected)
-        rows = connection.execute("select * from found").fetchall()
-    if not rows:
-        raise ValueError(f"{path}: no rows")
-    columns = (*names, *sizes, "time_us")
-    for number, row in enumerate(rows, 1):
-        for column, value in zip(columns[len(names) :], row[len(names) :], strict=True):
-            if value is None or not 0 <= value < 1e15:
-                allowed = "a number" if column == "time_us" else "a whole number"
-                raise ValueError(
-                    f"{path}: row {number}, column {column} is {value}, allowed is {allowed} from 0"
-                )
-    return [(*row[:-1], row[-1] / 1e6) for row in rows]
+def _read(path: Path, sizes: Sequence[str], name: str = "") -> Iterator[tuple[str, tuple[int, ...], float]]:
+    """Name, sizes and seconds of each row. Raises ValueError naming file, line, column and value."""
+    cells = Cells(path)
+    for row in rows(path, [*([name] if name else []), *sizes, "time_us"]):
+        cells.at, values = row.number, row.values
+        time_us = cells.number("time_us", values["time_us"], "a number from 0")
+        yield (
+            str(values[name]) if name else "",
+            tuple(cells.tokens(size, values[size]) for size in sizes),
+            time_us / 1e6,
+        )

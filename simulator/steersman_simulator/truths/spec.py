@@ -67,8 +67,6 @@ class ModelledSteps(_Spec, frozen=True, tag="roofline"):
     tensor_parallel: int = 1
     operators: str = ""
     """Folder of such tables; empty: the data sheet."""
-    overhead_s: Seconds = 0.0
-    """Of every step, beyond its forwards."""
 
 
 class OperatorSteps(_Spec, frozen=True, tag="operators"):
@@ -80,9 +78,6 @@ class OperatorSteps(_Spec, frozen=True, tag="operators"):
     link: Link | None = None
     """Needed where the tables are of one rank of several."""
     drafter: "OperatorSteps | None" = None
-    """Its overhead is not used."""
-    overhead_s: Seconds = 0.0
-    """Of every step, beyond its forwards."""
 
 
 class NoisySteps(_Spec, frozen=True, tag="noisy"):
@@ -211,7 +206,7 @@ def _modelled(spec: ModelledSteps, folder: Path) -> Truth:
         )
     )
     drafter = None if forwards.drafter is None else ModelPasses(forwards.drafter)
-    return ComposedSteps(ModelPasses(forwards.target), drafter, overhead_s=spec.overhead_s)
+    return ComposedSteps(ModelPasses(forwards.target), drafter)
 
 
 def _operators(spec: OperatorSteps, folder: Path) -> Truth:
@@ -222,7 +217,6 @@ def _operators(spec: OperatorSteps, folder: Path) -> Truth:
     return ComposedSteps(
         OperatorPasses(folder / spec.tables, spec.layers, spec.link),
         None if drafter is None else OperatorPasses(folder / drafter.tables, drafter.layers, drafter.link),
-        overhead_s=spec.overhead_s,
     )
 
 

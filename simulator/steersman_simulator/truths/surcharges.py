@@ -10,6 +10,8 @@ from steersman_simulator.world.chance import Chance
 class Surcharges(Struct, frozen=True, forbid_unknown_fields=True):
     """Added to the seconds of another truth. Padding is none of them: it is in the tokens of a forward."""
 
+    step_s: Seconds = 0.0
+    """For every step: the host, launches, whatever is around the forwards."""
     ragged_row_s: Seconds = 0.0
     """For each decode request whose drafts are shorter than the longest of the step."""
     first_after_switch_s: Seconds = 0.0
@@ -36,6 +38,7 @@ class SurchargedSeconds:
 
     def __init__(self, seconds: StepSeconds, surcharges: Surcharges) -> None:
         self._seconds = seconds
+        self._step_s = surcharges.step_s
         self._row_s, self._switch_s = surcharges.ragged_row_s, surcharges.first_after_switch_s
         self._stale_s, self._follow_s = surcharges.stale_token_s, surcharges.warm_follow_s
 
@@ -54,5 +57,6 @@ class SurchargedSeconds:
         return seconds
 
     def other_s(self, *, decode_requests: int, committed_tokens: int) -> float:
-        """Everything else, as it is."""
-        return self._seconds.other_s(decode_requests=decode_requests, committed_tokens=committed_tokens)
+        """Everything else, and what every step costs."""
+        other_s = self._seconds.other_s(decode_requests=decode_requests, committed_tokens=committed_tokens)
+        return self._step_s + other_s

@@ -1,6 +1,7 @@
 """Who gets in: the queue, prompts that are being read, and the KV blocks of everybody."""
 
 from collections import deque
+from collections.abc import Sequence
 
 from steersman_simulator.workload.arrival import Arrival
 from steersman_simulator.world.blocks import BlockPool
@@ -93,6 +94,14 @@ class Admission:
             self.pool.give(blocks - len(live.shared) * self.pool.per_hash)
             self.pool.leave(live.shared)
         live.shared, live.hashed, live.blocks, live.prefilled_tokens = [], 0, 0, 0
+
+    def check(self, decoding: Sequence[tuple[Live, int]]) -> None:
+        """That every block is free, cached, or held by one request; `decoding` come with their blocks."""
+        if self.pool is None:
+            return
+        holders = [*decoding, *((live, live.blocks) for live in self.prefilling)]
+        held = sum(blocks - len(live.shared) * self.pool.per_hash for live, blocks in holders)
+        self.pool.check(held, [hash_id for live, _ in holders for hash_id in live.shared])
 
     def _match_prefix(self, live: Live) -> None:
         """Find the beginning of the prompt in the cache; the last token is always read anew."""

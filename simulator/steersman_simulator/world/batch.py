@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from msgspec import Struct
 
 from steersman_policies.executor import Decision, Load
 from steersman_policies.messages import StepReport
@@ -21,58 +20,14 @@ from steersman_simulator.workload.arrival import Arrival
 from steersman_simulator.world import kernels
 from steersman_simulator.world.admission import Admission
 from steersman_simulator.world.blocks import BlockPool
-from steersman_simulator.world.groups import groups
+from steersman_simulator.world.groups import Groups
 from steersman_simulator.world.requests import Finished, Live, counts_of, finished
 from steersman_simulator.world.rows import Rows
+from steersman_simulator.world.segments import Segments
 from steersman_simulator.world.shape import Shape
+from steersman_simulator.world.step import Coming, Committed, Forward, Totals
 
 _STATES = {"stateless": kernels.STATELESS, "warm": kernels.WARM, "cold": kernels.COLD}
-
-
-class Forward(Struct, gc=False):
-    """One composed step."""
-
-    chunks: list[tuple[Live, int]]
-    work: VerifyWork
-    target_tokens: int
-    """Without what a captured graph adds."""
-    started_s: float
-    preempted: bool
-
-
-class Committed(Struct, frozen=True, gc=False):
-    """What a step brought."""
-
-    tokens: int
-    finished: list[Finished]
-
-
-class Totals(Struct, gc=False):
-    """Sums over the steps of a batch."""
-
-    steps: int = 0
-    committed_tokens: int = 0
-    prefill_tokens: int = 0
-    target_tokens: int = 0
-    padding_tokens: int = 0
-    preemptions: int = 0
-    busy_s: float = 0.0
-    verify_s: float = 0.0
-    draft_s: float = 0.0
-    decode_request_s: float = 0.0
-    """Decode requests x seconds."""
-    slot_s: float = 0.0
-    """Requests that do not wait x seconds."""
-
-
-class _Next(Struct, gc=False):
-    """The decode requests of the next forward."""
-
-    requests: int = 0
-    draft_tokens: int = 0
-    cached_tokens: int = 0
-    ragged: int = 0
-    filling: int = 0
 
 
 class Batch:
@@ -92,27 +47,20 @@ class Batch:
         """By row."""
         self.admission = Admission(shape, k_max)
         self.totals = Totals()
-        self.segments: list[str] = []
-        """By their number in `outcomes`."""
-        self.outcomes = np.zeros((1, kernels.OUTCOMES), dtype=np.int64)
-        """Requests by segment and outcome, over all steps."""
+        self.segments = Segments()
         self.gaps = np.zeros((2, kernels.GAP_BINS), dtype=np.int64)
         """Deliveries, and tokens, by bin of the time since the delivery before."""
         self._drafts = drafts
         self._keeps_deliveries = keeps_deliveries
         self._is_async = shape.scheduling == "async"
-        self._numbers: dict[str, int] = {}
-        self._live: dict[str, int] = {}
-        """Decode requests by segment; those without any are absent."""
         self._context = 0
-        self._next = _Next()
-        self._lengths: Mapping[str, int] = {}
-        self._k_of = np.zeros(1, dtype=np.int64)
+        self._next = Coming()
         self._switched = False
         capacity = shape.max_batch
         self._hashed = np.full(4 << (capacity - 1).bit_length(), -1, dtype=np.int64)
         self._cells = np.zeros((3, capacity), dtype=np.int64)
         self._used_cells = 0
+        self._groups = Groups(capacity)
         self._finished = np.zeros(capacity, dtype=np.int64)
         self._short = False
         """Whether blocks are missing for the next forward."""
@@ -134,6 +82,14 @@ class Batch:
     def load_requests(self) -> int:
         """How many are here, waiting ones included."""
         return len(self.decoding) + len(self.admission.prefilling) + len(self.admission.waiting)
+
+    def check(self) -> None:
+        """That no slot and no block leaked; an AssertionError says which did."""
+        rows = self.rows
+        assert len(self.decoding) == rows.count == sum(self.segments.live.values()), "a row leaked"
+        assert rows.count + len(self.admission.prefilling) <= self.shape.max_batch, "a slot too many"
+        blocks = rows.values[kernels.BLOCKS, : rows.count].tolist()
+        self.admission.check(list(zip(self.decoding, blocks, strict=True)))
 
     def refusal(self, arrival: Arrival) -> str:
         """Why this request can never be served; empty where it can."""
@@ -215,7 +171,7 @@ class Batch:
         live, row = self.decoding.pop(), self.rows.count - 1
         values = self.rows.values[:, row].tolist()
         self.rows.remove([row])
-        self._count(live, -1)
+        self.segments.count(live.arrival.segment, -1)
         if values[kernels.DONE]:
             self.admission.release(live, values[kernels.BLOCKS])
             return
@@ -224,7 +180,7 @@ class Batch:
         live.counts = counts_of(values)
         self.admission.requeue(live, values[kernels.BLOCKS])
 
-    def _measured(self) -> _Next:
+    def _measured(self) -> Coming:
         """What the rows bring to the next forward, after some of them went."""
         values = self.rows.values[:, : self.rows.count]
         values = values[:, values[kernels.SKIPPED] == 0]
@@ -232,7 +188,7 @@ class Batch:
         ragged = int((drafts < drafts.max(initial=0)).sum())
         filling = int(values[kernels.FILLING].sum())
         cached = int(values[kernels.CONTEXT].sum()) - values.shape[1]
-        return _Next(values.shape[1], int(drafts.sum()), cached, ragged, filling)
+        return Coming(values.shape[1], int(drafts.sum()), cached, ragged, filling)
 
     def commit(self, forward: Forward, now_s: float) -> Committed:
         """Accept drafts, hand out tokens, let finished requests go."""
@@ -251,7 +207,7 @@ class Batch:
                 self._hashed,
                 self._cells,
                 self._finished,
-                self.outcomes,
+                self.segments.outcomes,
                 self._out,
             )
             self._used_cells, done, _, tokens, self._context = self._out.tolist()[:5]
@@ -279,7 +235,7 @@ class Batch:
     def _leave(self, rows: list[int]) -> None:
         for row in reversed(rows):
             live = self.decoding.pop(row)
-            self._count(live, -1)
+            self.segments.count(live.arrival.segment, -1)
             self.admission.release(live, int(self.rows.values[kernels.BLOCKS, row]))
         self.rows.remove(rows)
 
@@ -297,10 +253,10 @@ class Batch:
             if not self._is_async:
                 self.admission.release(live, live.blocks)
                 return
-        segment = self._number(arrival.segment)
+        segment = self.segments.number(arrival.segment)
         context = arrival.prompt_tokens + live.committed_tokens
         # A drafter that was off does not know the prompt either.
-        missed = context if self.shape.off == "cold" and not self._k_of[segment] else 0
+        missed = context if self.shape.off == "cold" and not self.segments.k[segment] else 0
         steps, drafted, accepted, reached, steps_drafted = live.counts
         values = {
             kernels.SEGMENT: segment,
@@ -320,38 +276,19 @@ class Batch:
         }
         self.rows.add(values, self._drafts(live, now_s), now_s)
         self.decoding.append(live)
-        self._count(live, 1)
+        self.segments.count(arrival.segment, 1)
         if not done:
             self._context += context
-
-    def _number(self, segment: str) -> int:
-        number = self._numbers.get(segment)
-        if number is None:
-            number = self._numbers[segment] = len(self.segments)
-            self.segments.append(segment)
-            if number == len(self.outcomes):
-                self.outcomes = np.vstack([self.outcomes, np.zeros_like(self.outcomes)])
-                self._k_of = np.concatenate([self._k_of, np.zeros_like(self._k_of)])
-        return number
-
-    def _count(self, live: Live, more: int) -> None:
-        segment = live.arrival.segment
-        number = self._live.get(segment, 0) + more
-        if number:
-            self._live[segment] = number
-        else:
-            del self._live[segment]
-        self._lengths = {}
 
     def load(self, forward: Forward) -> Load:
         """What the executor sees: the live requests after the commit, the prefill of this forward."""
         mean = self._context / len(self.decoding) if self.decoding else 0.0
         waiting = len(self.admission.waiting)
-        return Load(self.totals.steps, self._live.copy(), mean, forward.work.prefill_tokens, waiting)
+        return Load(self.totals.steps, self.segments.live.copy(), mean, forward.work.prefill_tokens, waiting)
 
     def early_load(self, forward: Forward, mean_context_tokens: float) -> Load:
         """What a scheduler sees that plans before the forward: who will decode, not what they commit."""
-        requests = self._live.copy()
+        requests = self.segments.live.copy()
         for live, chunk in forward.chunks:
             if live.prefilled_tokens + chunk == live.prefill_tokens:
                 segment = live.arrival.segment
@@ -362,17 +299,14 @@ class Batch:
     def draft(self, proposal_length: Mapping[str, int], forward: Forward) -> DraftWork:
         """Drafts for the next step."""
         if not self.rows.count:
-            self._next = _Next()
+            self._next = Coming()
             return DraftWork(0, 0, 0)
-        if proposal_length is not self._lengths:
-            self._lengths = proposal_length
-            for segment in self._live:
-                self._k_of[self._numbers[segment]] = proposal_length[segment]
+        self.segments.command(proposal_length)
         rows = self.rows
         kernels.draft(
             rows.values,
             rows.count,
-            self._k_of,
+            self.segments.k,
             rows.offered,
             rows.accepted,
             self.shape.token_budget,
@@ -386,7 +320,7 @@ class Batch:
                 "trace: no drafts in the fitted windows, so only K = 0 can be simulated; record with "
                 "`serve --steer`, or an engine that is launched with drafts"
             )
-        self._next = _Next(*coming)
+        self._next = Coming(*coming)
         if self.admission.pool is not None:
             self._reserve(self.admission.pool)
         if not asked and self.shape.off == "warm":
@@ -408,8 +342,7 @@ class Batch:
         drafting: DraftWork,
         seconds: tuple[float, float, float],
     ) -> StepReport:
-        """The record of this step, which is over now. `seconds`: draft, verify, other."""
-        keys, counts = self._cells[:2, : self._used_cells].tolist()
+        """The record of this step, which is over now; once a step. `seconds`: draft, verify, other."""
         work = forward.work
         return StepReport(
             self.totals.steps,
@@ -425,7 +358,7 @@ class Batch:
             self._kv_used(),
             committed.tokens,
             decision.plan_id,
-            groups(zip(keys, counts, strict=True), self.segments),
+            self._groups.of(self._cells, self._used_cells, self.segments.names),
             preemption=forward.preempted,
             first_after_switch=self._switched,
             explored=decision.explored,

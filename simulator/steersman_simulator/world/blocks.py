@@ -6,7 +6,8 @@ many requests use them; where none does, they may be evicted, the least recently
 end of a chain before its beginning.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 
 class BlockPool:
@@ -87,3 +88,15 @@ class BlockPool:
             self.users[hash_id] -= 1
             if not self.users[hash_id]:
                 self.unused[hash_id] = None
+
+    def check(self, held: int, used: Iterable[int]) -> None:
+        """That the books balance: blocks held by one request each, and every use of a cached hash id."""
+        users = Counter(used)
+        cached = len(self.users) * self.per_hash
+        assert self.free + held + cached == self.total, (
+            f"{self.total} blocks: {self.free} free, {held} held, {cached} cached"
+        )
+        assert all(count == users[hash_id] for hash_id, count in self.users.items()), (
+            "a use of a prefix leaked"
+        )
+        assert all((hash_id in self.unused) == (not count) for hash_id, count in self.users.items())

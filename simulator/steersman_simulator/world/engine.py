@@ -1,6 +1,8 @@
 """One engine of a world: a batch, its seconds, and its link to whoever chooses K."""
 
 from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -8,14 +10,40 @@ from msgspec.structs import replace
 from steersman_policies.executor import Decision
 from steersman_policies.messages import StepReport
 from steersman_simulator.truths.step_work import DraftWork, StepSeconds, VerifyWork
-from steersman_simulator.world.batch import Batch, Committed, Forward
+from steersman_simulator.world.batch import Batch
 from steersman_simulator.world.outcome import Observer
 from steersman_simulator.world.steering import Link
+from steersman_simulator.world.step import Committed, Forward
 
 _IDLE_RANK = VerifyWork(1, 0, 0)
 """What a rank without requests does so that the others can go on."""
 
 _FEEDBACK_LAG_STEPS = 2
+
+
+class Steps(Protocol):
+    """What takes steps: an engine, or ranks that take them together."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        ...
+
+    def verify(self, now_s: float) -> float:
+        """Compose; seconds of the target's forward."""
+        ...
+
+    def commit(self, now_s: float, verify_s: float) -> int:
+        """Take the outcome of the forward in, and choose K; the number of requests that are done."""
+        ...
+
+    def draft(self) -> tuple[float, float]:
+        """Seconds of drafting, and of everything else."""
+        ...
+
+    def end(self, now_s: float, draft_s: float, other_s: float) -> None:
+        """The step is over."""
+        ...
 
 
 class _Step(Struct, gc=False):
@@ -48,16 +76,23 @@ class Engine:
         self._unsent: StepReport | None = None
         self._step: _Step | None = None
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return self.batch.idle
+
     def verify(self, now_s: float) -> float:
         """Compose; seconds of the target's forward."""
-        if self.batch.idle:
-            self._step = None
-            return self.seconds.verify_s(_IDLE_RANK)
         forward = self.batch.compose(now_s)
         self._step = _Step(forward)
         if self._is_async:
             self._step.decision = self._decide_early(forward, now_s)
         return self.seconds.verify_s(forward.work)
+
+    def run_along(self) -> float:
+        """There is nothing to do, but the other ranks of a group need this one; seconds of that."""
+        self._step = None
+        return self.seconds.verify_s(_IDLE_RANK)
 
     def _decide_early(self, forward: Forward, now_s: float) -> Decision:
         """K as the scheduler chooses it before the forward: of the last two steps it knows nothing yet."""
@@ -68,7 +103,7 @@ class Engine:
         return self.link.decide(self.batch.early_load(forward, context), now_s)
 
     def commit(self, now_s: float, verify_s: float) -> int:
-        """Take the outcome of the forward in; the requests that have left the world."""
+        """Take the outcome of the forward in; the number of requests that are done."""
         step = self._step
         if step is None:
             return 0
@@ -138,3 +173,37 @@ class Engine:
         if self.batch.idle:
             self.link.send(report, now_s)
             self._unsent = None
+
+
+class Ranks:
+    """Engines in lock-step: every step lasts as long as the slowest of them needs.
+
+    Idle ones run along with a forward of one token. All draft to the smallest K that any of them chose.
+    """
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._engines = engines
+
+    @property
+    def idle(self) -> bool:
+        """Whether all are."""
+        return all(engine.idle for engine in self._engines)
+
+    def verify(self, now_s: float) -> float:
+        """Seconds of the longest forward."""
+        return max([e.run_along() if e.idle else e.verify(now_s) for e in self._engines])
+
+    def commit(self, now_s: float, verify_s: float) -> int:
+        """Requests that are done, of all of them."""
+        return sum([engine.commit(now_s, verify_s) for engine in self._engines])
+
+    def draft(self) -> tuple[float, float]:
+        """Seconds of the slowest, part by part."""
+        most = min([k for e in self._engines if (k := e.wanted_k) is not None], default=None)
+        draft_s, other_s = zip(*[engine.draft(most) for engine in self._engines], strict=True)
+        return max(draft_s), max(other_s)
+
+    def end(self, now_s: float, draft_s: float, other_s: float) -> None:
+        """The step is over for all of them."""
+        for engine in self._engines:
+            engine.end(now_s, draft_s, other_s)

@@ -1,56 +1,36 @@
-"""The groups of a step report from the cells that the kernel counted."""
+"""The groups of a step report, from the cells that `kernels.commit` counted."""
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Sequence
+
+import numpy as np
 
 from steersman_policies.messages import Group, NotDrafted
-from steersman_simulator.world.kernels import BUCKETS, EMPTY, LENGTH_LIMIT, NO_MATCH, OUTCOMES, WIDTH
-
-_REASONS: Final[dict[int, NotDrafted]] = {NO_MATCH: "no_match", LENGTH_LIMIT: "length_limit"}
+from steersman_simulator.world import kernels
 
 
-class _Rows:
-    """What a group adds up to."""
+class Groups:
+    """Makes groups, for steps of at most so many requests."""
 
-    __slots__ = ("drafted", "empty", "not_drafted", "outcomes", "requests")
+    def __init__(self, capacity: int) -> None:
+        self._groups = np.zeros((capacity, kernels.GROUP_FIELDS), dtype=np.int64)
+        self._outcomes = np.zeros((3, capacity), dtype=np.int64)
 
-    def __init__(self) -> None:
-        self.requests = self.drafted = self.empty = 0
-        self.outcomes: list[tuple[int, int, int]] = []
-        self.not_drafted: dict[NotDrafted, int] = {}
-
-
-def groups(cells: Iterable[tuple[int, int]], segments: Sequence[str]) -> tuple[Group, ...]:
-    """Groups in the order of their first cell; a cell is (key as in `kernels.commit`, requests)."""
-    found: dict[int, _Rows] = {}
-    for key, number in cells:
-        group, code = divmod(key, OUTCOMES)
-        rows = found.get(group)
-        if rows is None:
-            rows = found[group] = _Rows()
-        rows.requests += number
-        if code >= WIDTH:
-            rows.drafted += number
-            rows.outcomes.append((*divmod(code, WIDTH), number))
-        elif code == EMPTY:
-            rows.empty += number
-        elif code:
-            rows.not_drafted[_REASONS[code]] = number
-    out = []
-    for group, rows in found.items():
-        place, k = divmod(group, WIDTH)
-        segment, bucket = divmod(place, BUCKETS)
-        outcomes = tuple(rows.outcomes)
-        out.append(
-            Group(
-                segments[segment],
-                bucket,
-                rows.requests,
-                k,
-                rows.drafted,
-                outcomes,
-                rows.empty,
-                rows.not_drafted,
-            )
-        )
-    return tuple(out)
+    def of(self, cells: kernels.Ints, used: int, segments: Sequence[str]) -> tuple[Group, ...]:
+        """Groups in the order of their first request. The cells are used up."""
+        if not used:
+            return ()
+        found = kernels.collate(cells, used, self._groups, self._outcomes)
+        drafted_tokens, accepted_tokens, numbers = self._outcomes[:, :used].tolist()
+        rows = list(zip(drafted_tokens, accepted_tokens, numbers, strict=True))
+        out, at = [], 0
+        for group, requests, drafted, no_match, no_room, empty, outcomes in self._groups[:found].tolist():
+            place, k = divmod(group, kernels.WIDTH)
+            segment, bucket = divmod(place, kernels.BUCKETS)
+            mine, at = tuple(rows[at : at + outcomes]), at + outcomes
+            not_drafted: dict[NotDrafted, int] = {}
+            if no_match:
+                not_drafted["no_match"] = no_match
+            if no_room:
+                not_drafted["length_limit"] = no_room
+            out.append(Group(segments[segment], bucket, requests, k, drafted, mine, empty, not_drafted))
+        return tuple(out)

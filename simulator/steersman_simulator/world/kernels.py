@@ -61,6 +61,10 @@ _EDGES = np.array(CONTEXT_EDGES_TOKENS, dtype=np.int64)
 GAP_BINS = 2048
 GAP_BINS_PER_E = 100.0
 GAP_LEAST_S = 1e-5
+"""Bins of gaps are equally wide on a log scale; the first one holds all below the least."""
+
+_LOGS = np.log(np.maximum(np.arange(WIDTH + 1), 1.0)) * GAP_BINS_PER_E
+"""Bins between a gap and its equal share for each of so many tokens."""
 
 STATELESS, WARM, COLD = range(3)
 """What becomes of the drafter's state while K is 0."""
@@ -93,14 +97,13 @@ def commit(
     """
     mask = hashed.shape[0] - 1
     used = done = decode = tokens = context = 0
+    gap_s = place = -1.0
     for row in range(count):
-        rows[NEW, row] = 0
+        pending, bucket, rows[NEW, row] = rows[PENDING, row], 0, 0
         if rows[SKIPPED, row]:
             context += rows[CONTEXT, row]
             continue
         decode += 1
-        pending = rows[PENDING, row]
-        bucket = 0
         while bucket < BUCKETS - 1 and rows[CONTEXT, row] - 1 > _EDGES[bucket]:
             bucket += 1
         if rows[DONE, row]:
@@ -116,12 +119,14 @@ def commit(
             rows[STEPS_DRAFTED, row] += pending > 0
             rows[COMMITTED, row] += new
             rows[CONTEXT, row] += new
-            rows[NEW, row] = new
             tokens += new
-            gap_s = now_s - delivered_s[row]
+            rows[NEW, row] = new
+            if now_s - delivered_s[row] != gap_s:  # nearly all rows have the gap of the one before
+                gap_s = now_s - delivered_s[row]
+                place = math.log(max(gap_s / GAP_LEAST_S, 1e-9)) * GAP_BINS_PER_E
             delivered_s[row] = now_s
-            gaps[0, _gap_bin(gap_s)] += 1
-            gaps[1, _gap_bin(gap_s / new)] += new
+            gaps[0, min(max(int(place) + 1, 0), GAP_BINS - 1)] += 1
+            gaps[1, min(max(int(place - _LOGS[new]) + 1, 0), GAP_BINS - 1)] += new
             outcomes[rows[SEGMENT, row], code] += 1
             if rows[COMMITTED, row] == rows[OUTPUT, row]:
                 rows[DONE, row] = 1
@@ -141,13 +146,6 @@ def commit(
     for cell in range(used):
         hashed[cells[2, cell]] = -1
     out[0], out[1], out[2], out[3], out[4] = used, done, decode, tokens, context
-
-
-@njit(error_model="numpy")  # type: ignore[untyped-decorator]
-def _gap_bin(gap_s: float) -> int:
-    if gap_s <= GAP_LEAST_S:
-        return 0
-    return min(GAP_BINS - 1, 1 + int(math.log(gap_s / GAP_LEAST_S) * GAP_BINS_PER_E))
 
 
 @njit(error_model="numpy")  # type: ignore[untyped-decorator]
@@ -226,3 +224,52 @@ def reserve(rows: Ints, count: int, block_tokens: int, reserved_tokens: int, ava
                 need = -((rows[CONTEXT, row] + reserved_tokens) // -block_tokens)
                 rows[BLOCKS, row] = max(rows[BLOCKS, row], need)
     return wanted
+
+
+(
+    GROUP,
+    REQUESTS,
+    WITH_DRAFT,
+    WITHOUT_MATCH,
+    WITHOUT_ROOM,
+    COMMITTED_NOTHING,
+    OUTCOME_ROWS,
+    GROUP_FIELDS,
+) = range(8)
+"""Fields of a group. GROUP is (segment x BUCKETS + context bucket) x WIDTH + K."""
+
+
+@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def collate(cells: Ints, used: int, groups: Ints, outcomes: Ints) -> int:
+    """Number of groups that the first `used` cells of `commit` make up, in the order of their first cell.
+
+    `groups` [group, field] says what they are, `outcomes` [(drafted, accepted, requests), row] what they
+    verified: the rows of the first group, then those of the second, and so on.
+    """
+    found = rows = 0
+    for first in range(used):
+        group = cells[0, first] // OUTCOMES
+        if group < 0:
+            continue
+        groups[found] = 0
+        groups[found, GROUP] = group
+        for cell in range(first, used):
+            if cells[0, cell] < 0 or cells[0, cell] // OUTCOMES != group:
+                continue
+            code, requests = cells[0, cell] % OUTCOMES, cells[1, cell]
+            cells[0, cell] = -1
+            groups[found, REQUESTS] += requests
+            if code >= WIDTH:
+                groups[found, WITH_DRAFT] += requests
+                groups[found, OUTCOME_ROWS] += 1
+                outcomes[0, rows], outcomes[1, rows] = code // WIDTH, code % WIDTH
+                outcomes[2, rows] = requests
+                rows += 1
+            elif code == NO_MATCH:
+                groups[found, WITHOUT_MATCH] = requests
+            elif code == LENGTH_LIMIT:
+                groups[found, WITHOUT_ROOM] = requests
+            elif code == EMPTY:
+                groups[found, COMMITTED_NOTHING] = requests
+        found += 1
+    return found

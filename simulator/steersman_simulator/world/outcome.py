@@ -70,6 +70,10 @@ class Observer(Protocol):
         """A request has its last token."""
         ...
 
+    def on_reject(self, request: int, reason: str) -> None:
+        """No engine took this request."""
+        ...
+
 
 class Collector:
     """Keeps everything, in memory."""
@@ -93,3 +97,6 @@ class Collector:
     def on_request(self, engine: int, done: Finished) -> None:
         """Keep it."""
         self.served.append(Served(done.arm, done.report, done.deliveries, done.preemptions, engine))
+
+    def on_reject(self, request: int, reason: str) -> None:
+        """The world keeps it itself."""

@@ -30,7 +30,7 @@ from steersman_simulator.workload.arrival import Arrival
 from steersman_simulator.world.batch import Batch
 from steersman_simulator.world.chance import stream
 from steersman_simulator.world.cluster import Cluster, route
-from steersman_simulator.world.engine import Engine
+from steersman_simulator.world.engine import Engine, Ranks, Steps
 from steersman_simulator.world.outcome import Collector, Observer, Outcome, Rejected, Served, Step
 from steersman_simulator.world.requests import Live
 from steersman_simulator.world.shape import Shape
@@ -98,11 +98,11 @@ class World:
             self.sidecar = Sidecar(started, keeps_events=keeps_events)
             self._interval_s = started.config.plan_interval_s
         self.engines = [self._engine(number, hello, shape, fixed_k) for number in range(cluster.engines)]
-        self._groups = [self.engines] if cluster.lockstep else [[engine] for engine in self.engines]
-        self._work = [self.env.event() for _ in self._groups]
+        self._steps: list[Steps] = [Ranks(self.engines)] if cluster.lockstep else [*self.engines]
+        self._work = [self.env.event() for _ in self._steps]
         self._drained = self.env.event()
         self._arm, self._arm_start_s = 0, self.env.now
-        self._arrived = self._in_arm = self._unfinished = 0
+        self._arrived = self._in_arm = self._unfinished = self._finished = 0
         self._all_came = True
         self._rejected: list[Rejected] = []
         self._started_s: list[float] = []
@@ -131,23 +131,31 @@ class World:
         for link in self.links:
             for process in (self._greet(link), self._tick(link), self._renew(link)):
                 self.env.process(process)
-        for number, group in enumerate(self._groups):
-            self.env.process(self._serve(number, group))
+        for number, steps in enumerate(self._steps):
+            self.env.process(self._serve(number, steps))
         done = self.env.process(self._experiment(arms))
         if horizon_s is None:
             self.env.run(until=done)
         else:
             self.env.run(until=self.env.any_of([done, self.env.timeout(horizon_s)]))
-        running = [live.ordinal for engine in self.engines for live in engine.batch.requests]
+        running = sorted(live.ordinal for engine in self.engines for live in engine.batch.requests)
+        self._check(len(running))
         return Outcome(
             served=tuple(self._collector.served),
-            running=tuple(sorted(running)),
+            running=tuple(running),
             steps=tuple(self._collector.steps),
             spans=tuple(zip(self._started_s, [*self._ended_s, self.env.now], strict=False)),
             events=tuple(self.sidecar.events) if self.sidecar is not None else (),
             rejected=tuple(self._rejected),
             arrived=self._arrived,
         )
+
+    def _check(self, running: int) -> None:
+        """Conservation: nobody got lost or was invented, and no slot or block leaked."""
+        known = self._finished + len(self._rejected) + running
+        assert known == self._arrived, f"{self._arrived} requests arrived, {known} are accounted for"
+        for engine in self.engines:
+            engine.batch.check()
 
     def _experiment(self, arms: Sequence[Arm]) -> ProcessGenerator:
         for index, arm in enumerate(arms):
@@ -180,7 +188,8 @@ class World:
     def _vary(self) -> ProcessGenerator:
         """Let the truth change as time goes by; an arm that has drained is varied no more."""
         start_s, arm = self.env.now, self._arm
-        moments: list[tuple[float, int]] = [(at_s, index) for index, (at_s, _) in enumerate(self._truths)]
+        several = len(self._truths) > 1
+        moments = [(at_s, index) for index, (at_s, _) in enumerate(self._truths) if several]
         moments += [(at_s, -1) for at_s in self._acceptance.changes()]
         for at_s, index in sorted(moments):
             if start_s + at_s > self.env.now:
@@ -190,7 +199,7 @@ class World:
             for engine in self.engines:
                 if index < 0:
                     engine.batch.redraft(self.env.now)
-                elif index or arm:
+                else:
                     words = (1, engine.number, arm, index)
                     engine.seconds = self._truths[index][1].sampler(stream(self._random, *words))
         yield self.env.timeout(0.0)
@@ -216,6 +225,7 @@ class World:
         reason = batches[number].refusal(arrival)
         if reason:
             self._rejected.append(Rejected(self._arm, ordinal, reason))
+            self._observer.on_reject(ordinal, reason)
             return
         self._unfinished += 1
         batches[number].arrive(Live(ordinal, self._arm, arrival, self.env.now, place))
@@ -223,33 +233,28 @@ class World:
         if not work.triggered:
             work.succeed()
 
-    def _serve(self, number: int, group: Sequence[Engine]) -> ProcessGenerator:
-        env, together = self.env, len(group) > 1
-        now_s = env.now
+    def _serve(self, number: int, steps: Steps) -> ProcessGenerator:
+        env, now_s = self.env, self.env.now
         while True:
-            if all(engine.batch.idle for engine in group):
+            if steps.idle:
                 self._work[number] = env.event()
                 yield self._work[number]
                 now_s = env.now
-            verify_s = max([engine.verify(now_s) for engine in group])
+            verify_s = steps.verify(now_s)
             now_s += verify_s
             if now_s >= env.peek():
                 yield env.timeout(now_s - env.now)
                 now_s = env.now
-            left = sum([engine.commit(now_s, verify_s) for engine in group])
-            most = (
-                min([k for e in group if (k := e.wanted_k) is not None], default=None) if together else None
-            )
-            seconds = [engine.draft(most) for engine in group]
-            draft_s, other_s = max([s[0] for s in seconds]), max([s[1] for s in seconds])
+            done = steps.commit(now_s, verify_s)
+            self._finished += done
+            draft_s, other_s = steps.draft()
             now_s += draft_s + other_s
             if now_s >= env.peek():
                 yield env.timeout(now_s - env.now)
                 now_s = env.now
-            for engine in group:
-                engine.end(now_s, draft_s, other_s)
-            self._unfinished -= left
-            if left and not self._unfinished and self._all_came:
+            steps.end(now_s, draft_s, other_s)
+            self._unfinished -= done
+            if done and not self._unfinished and self._all_came:
                 # Others are woken by this, and must find the clock where this engine is.
                 yield env.timeout(max(0.0, now_s - env.now))
                 now_s = env.now
