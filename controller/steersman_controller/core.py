@@ -30,7 +30,7 @@ from steersman_policies.view import SegmentBelief, View
 CLOCK_GRAIN_S = 1e-6
 """Two clock readings that differ by one interval may fall short of it by rounding."""
 
-SPREAD_EVERY = 32
+SPREAD_EVERY = 8
 """Requests between two moments at which the belief is told how requests differ."""
 
 
