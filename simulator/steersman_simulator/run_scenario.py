@@ -14,6 +14,7 @@ from steersman_policies.policy import load as load_policy
 from steersman_simulator.acceptance.spec import build_acceptance
 from steersman_simulator.report.perfetto import MAX_EVENTS
 from steersman_simulator.report.run_report import RunReport, write_files
+from steersman_simulator.report.tally import gap_latencies
 from steersman_simulator.scenario import Scenario
 from steersman_simulator.simulate import started
 from steersman_simulator.truths.spec import build_truth
@@ -41,9 +42,10 @@ def run_scenario(
     """The result as a JSON tree; with `out`, also the files of `report/run_report.py` in that folder.
 
     `folder` is where the scenario's paths begin. `journal`: also a recording, which is held in memory while
-    it runs; `trace_events`: at most so many in trace.json, 0 for none; `deliveries`: inter-token latencies,
-    which take memory for every delivery. The same scenario, files and version give the same bytes.
-    Raises ValueError or FileNotFoundError with one line for what cannot be used; `out` is then incomplete.
+    it runs; `trace_events`: at most so many in trace.json, 0 for none; `deliveries`: inter-token latencies are
+    exact, which takes memory for every delivery; else they are right to half a percent. The same scenario,
+    files and version give the same bytes. Raises ValueError or FileNotFoundError with one line for what
+    cannot be used; then nothing is left in `out`.
     """
     lost = Lost()
     first = _first(scenario, folder)
@@ -71,6 +73,9 @@ def run_scenario(
         raise
     start_s, end_s = outcome.spans[0]
     found = report.end(end_s - start_s, scenario.cluster.engines)
+    if not deliveries:
+        gaps = sum(engine.batch.gaps for engine in world.engines)
+        found |= gap_latencies("itl", gaps[0]) | gap_latencies("itl_per_token", gaps[1])
     result = _asked(scenario, first) | found | {"left_out": dict(sorted(lost.items()))}
     if out is not None:
         write_files(out, result, report, outcome.events if journal else None)

@@ -40,7 +40,9 @@ def simulate(
     trace_events: Annotated[
         int, typer.Option(min=0, help="With --out: at most so many events in trace.json; 0: none.")
     ] = 500_000,
-    itl: Annotated[bool, typer.Option(help="Inter-token latencies; memory for every delivery.")] = True,
+    exact_itl: Annotated[
+        bool, typer.Option(help="Exact inter-token latencies; memory for every delivery.")
+    ] = True,
     out: Annotated[Path | None, typer.Option(help="Folder for the result and everything about it.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
@@ -77,7 +79,7 @@ def simulate(
             out=out,
             journal=journal,
             trace_events=trace_events,
-            deliveries=itl,
+            deliveries=exact_itl,
             as_json=json_output,
         )
     elif trace is not None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from steersman_controller.cli import run
 from steersman_controller.train.outcomes import Outcomes, read_acceptance_trace
 from steersman_controller.train.segmentation import segments_of
 from steersman_policies.segmenter import Segmenter
@@ -80,3 +81,28 @@ def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, line: str, words: 
         read_acceptance_trace(path)
     for word in [str(path), *words]:
         assert word in str(error.value)
+
+
+def test_inspect_knows_an_acceptance_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its first line, whatever its name: requests by segment, and what a few K would have brought."""
+    path = trace(tmp_path / "t.data", 30)
+    assert run(["trace", "inspect", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["requests"], found["requests_by_segment"]) == (30, {"unknown": 30})
+    by_k = [row["tokens_per_step"] for row in found["at_k"]]
+    assert by_k == sorted(by_k)
+    assert found["at_k_by_segment"]["unknown"] == found["at_k"]
+    with path.open("a") as file:
+        file.write('{"request_id": 1}\n')
+    assert run(["trace", "inspect", str(path)]) == 2
+    assert f"{path}: line 31: " in capsys.readouterr().err
+
+
+def test_what_was_offered_tells_steps_without_a_draft(tmp_path: Path) -> None:
+    """Where a trace tells what was offered, steps without a draft are not taken for drafts refused."""
+    line = {"request_id": 1, "prompt_tokens": 9, "output_tokens": 4, "accepted_by_position": [0, 1, 0, 0]}
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({**line, "offered_by_position": [0, 3, 3, 0]}) + "\n")
+    found = read_acceptance_trace(path)
+    # Steps at 0 and 3 without a draft, at 1 one accepted and K = 1 used up.
+    assert (found.steps[0], found.steps_drafted[0], found.accepted[0], found.reached[0]) == (3, 1, 1, 1)

@@ -36,7 +36,7 @@ def first_accepted(drawn: list[DraftTable], k: int) -> float:
 
 
 def test_drafts_that_agree_make_small_k_luckier():
-    """At K = 1 steps begin inside drafts that were right so far; where drafts do not agree K is no matter."""
+    """At K = 1 steps begin inside of drafts that were right so far; without agreement K is no matter."""
     steep = SegmentTruth(1.0, 0.0, (1.0,), (0.2, 0.7), agreement=1.0)
     # Behind an accepted token the draft has two more with 0.7 ^ 2, and with 0.3 a new one begins.
     inside = 0.7**2 + 0.3 * 0.2
@@ -198,9 +198,8 @@ def test_specs_build_what_they_say(tmp_path: Path):
     for text in ("{kind: trace, path: t.jsonl, pick: segment}", "{kind: fitted, path: t.jsonl}"):
         assert len(build_acceptance(spec(text), tmp_path).table(arrival, 0, 0, 0.0).accepted) == 40
     sick = "drafter: {kind: constant, acceptance: 1}, phases: [{at_s: 5, factor: 0, engine: b}]"
-    one, two = (
-        build_acceptance(spec(f"{{kind: schedule, {sick}}}"), tmp_path, engine) for engine in ("a", "b")
-    )
+    schedule = spec(f"{{kind: schedule, {sick}}}")
+    one, two = (build_acceptance(schedule, tmp_path, engine) for engine in ("a", "b"))
     assert one.table(arrival, 0, 0, 9.0).accepted.min() > 0 == two.table(arrival, 0, 0, 9.0).accepted.max()
     assert (one.changes(), two.changes()) == ((), (5.0,))
 

@@ -157,9 +157,21 @@ def test_requests_differ_as_much_as_they_did(fitted):
 
 
 def test_equal_requests_show_no_spread(serve):
-    """Where requests do not differ, hardly any difference is found."""
+    """Where requests do not differ, hardly any difference is found, and no stretches."""
     same = SegmentTruth(0.6, 0.0, (1.0,), (0.8, 0.7), effect_sd=0.0)
-    assert fit_served(serve, same).effect_sd < 0.25
+    found = fit_served(serve, same)
+    assert found.effect_sd < 0.25
+    assert found.wander_sd == 0.0
+
+
+def test_stretches_are_told_apart_from_requests(serve):
+    """Text that wanders within a request is found as such, and the requests are no more different for it."""
+    wandering = SegmentTruth(1.0, 0.0, (1.0,), (0.6, 0.6), effect_sd=0.8, wander_sd=1.0, wander_tokens=24.0)
+    found = fit_served(serve, wandering)
+    assert found.wander_sd == pytest.approx(1.0, abs=0.25)
+    assert 12.0 < found.wander_tokens < 48.0
+    assert found.effect_sd == pytest.approx(0.8, abs=0.25)
+    assert found.acceptance[0] == pytest.approx(0.6, abs=0.05)
 
 
 def test_a_fitted_segment_brings_the_tokens_of_the_true_one(serve, fitted):

@@ -1,5 +1,6 @@
 """The acceptance truth behind recorded steps and requests."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
@@ -13,9 +14,15 @@ from steersman_controller.request_spread import is_decided, spread_of
 from steersman_policies.messages import Group, RequestReport, StepReport
 from steersman_policies.units import UNKNOWN_SEGMENT
 from steersman_simulator.acceptance.segments import AcceptanceTruth, SegmentTruth, shifted, still_covered
+from steersman_simulator.acceptance.spread import spread_over_distance, within_one
+
+LAGS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Steps apart."""
 
 _PRIOR_DRAFTS = 5.0
 """How many drafts the acceptance over all positions counts for at each of them."""
+
+_FLATTENING = (16.0 * math.sqrt(3.0) / (15.0 * math.pi)) ** 2
 
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 _MASS = _WEIGHTS / _WEIGHTS.sum()
@@ -31,6 +38,8 @@ class _Counts(Struct):
     """Drafts by (length, whether K allowed a longer one)."""
     asked: list[tuple[int, int, int]]
     """(step, requests asked that could have had a draft, requests that had one)."""
+    drafted: list[tuple[int, int, int, int]]
+    """(step, requests, draft tokens accepted, draft tokens reached)."""
 
 
 def fit_acceptance(steps: Iterable[StepReport], requests: Sequence[RequestReport]) -> AcceptanceTruth:
@@ -59,7 +68,7 @@ def fit_acceptance(steps: Iterable[StepReport], requests: Sequence[RequestReport
 
 
 def _empty() -> _Counts:
-    return _Counts(Counter(), Counter(), [])
+    return _Counts(Counter(), Counter(), [], [])
 
 
 def _count(counts: _Counts, step: int, group: Group) -> None:
@@ -67,6 +76,7 @@ def _count(counts: _Counts, step: int, group: Group) -> None:
         if drafted:
             counts.outcomes[drafted, accepted] += number
             counts.more_possible[drafted, drafted < group.commanded_k] += number
+    _count_decided(counts, step, group)
     asked = group.requests_drafted + group.not_drafted.get("no_match", 0)
     last = counts.asked[-1] if counts.asked else (-1, 0, 0)
     if last[0] == step:
@@ -75,19 +85,32 @@ def _count(counts: _Counts, step: int, group: Group) -> None:
         counts.asked.append((step, asked, group.requests_drafted))
 
 
+def _count_decided(counts: _Counts, step: int, group: Group) -> None:
+    accepted = sum(a * n for _, a, n in group.outcomes)
+    reached = sum(min(d, a + 1) * n for d, a, n in group.outcomes)
+    last = counts.drafted[-1] if counts.drafted else (-1, 0, 0, 0)
+    if last[0] == step:
+        counts.drafted[-1] = (step, last[1] + group.requests, last[2] + accepted, last[3] + reached)
+    else:
+        counts.drafted.append((step, group.requests, accepted, reached))
+
+
 def _fit(counts: _Counts, requests: Sequence[RequestReport]) -> SegmentTruth:
     coverage = sum(covered for _, _, covered in counts.asked) / sum(asked for _, asked, _ in counts.asked)
     marginal = _position_acceptance(counts.outcomes)
     offered = _offered_share(counts.more_possible)
     persistence = _persistence(counts.asked)
-    effect_sd = _effect_sd(counts.outcomes, marginal, requests)
+    between_sd = _effect_sd(counts.outcomes, marginal, requests)
+    effect_sd, wander_sd, wander_tokens = _told_apart(between_sd, counts, requests)
     by_position = _per_token(coverage, persistence, counts.outcomes)
     return SegmentTruth(
         coverage=by_position[0],
         persistence=by_position[1],
         offered_share=offered,
-        acceptance=_conditional(marginal, offered, coverage, effect_sd),
+        acceptance=_conditional(marginal, offered, coverage, math.hypot(effect_sd, wander_sd)),
         effect_sd=effect_sd,
+        wander_sd=wander_sd,
+        wander_tokens=wander_tokens,
     )
 
 
@@ -152,6 +175,54 @@ def _effect_sd(
     between_sd = spread_of(decided).between_sd
     slope = _ratio(marginal, outcomes, 0.5) - _ratio(marginal, outcomes, -0.5)
     return min(between_sd / slope, 3.0) if slope > 1e-6 else 0.0
+
+
+def _told_apart(
+    between_sd: float, counts: _Counts, requests: Sequence[RequestReport]
+) -> tuple[float, float, float]:
+    """Spread of requests, spread of stretches and their mean tokens.
+
+    A step's accepted minus expected draft tokens covary with those of a later step of the same requests. Of
+    many steps a request is in, so many are shared; and what differs between whole requests is also made of
+    stretches, the less the longer the requests are.
+    """
+    steps = sum(r.steps for r in requests) / max(len(requests), 1)
+    tokens = sum(r.output_tokens for r in requests) / max(len(requests), 1)
+    if steps < 2.0:
+        return _unflattened(between_sd**2, 0.0) ** 0.5, 0.0, 1.0
+    by_step = {step: np.array(row, np.float64) for step, *row in counts.drafted}
+    share = sum(row[1] for row in by_step.values()) / sum(row[2] for row in by_step.values())
+    rows: list[tuple[float, float, float]] = []
+    for lag in LAGS:
+        pairs = [(now, by_step[step + lag]) for step, now in by_step.items() if step + lag in by_step]
+        rows.append(_covariance(pairs, share, max(0.0, 1.0 - lag / steps)))
+    covariance, expected, variance = np.array(rows).T
+    distance = np.array(LAGS, np.float64) * tokens / steps
+    _, stretch, length = spread_over_distance(distance, covariance, expected, np.sqrt(variance))
+    between = _unflattened(between_sd**2, stretch)
+    if stretch <= 0.0:
+        return math.sqrt(between), 0.0, 1.0
+    rest = between - stretch * within_one(tokens, length)
+    return math.sqrt(max(rest, 0.0)), math.sqrt(stretch), length
+
+
+def _unflattened(between: float, stretch: float) -> float:
+    """A mixture of effects answers more weakly than each of them (Zeger et al. 1988)."""
+    return between * (1.0 + _FLATTENING * (between + stretch))
+
+
+def _covariance(
+    pairs: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], share: float, shared: float
+) -> tuple[float, float, float]:
+    """Sum of products, what they would be at variance 1, and their variance by chance."""
+    if not pairs:
+        return 0.0, 0.0, 0.0
+    now, later = (np.array(rows) for rows in zip(*pairs, strict=True))
+    slope = share * (1.0 - share)
+    product = (now[:, 1] - share * now[:, 2]) * (later[:, 1] - share * later[:, 2])
+    both = slope**2 * now[:, 2] * later[:, 2]
+    requests = np.maximum(now[:, 0], later[:, 0])
+    return float(product.sum()), float((both / requests).sum()) * shared, float(both.sum())
 
 
 def _ratio(acceptance: tuple[float, ...], outcomes: Counter[tuple[int, int]], effect: float) -> float:

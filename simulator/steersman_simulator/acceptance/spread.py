@@ -14,24 +14,28 @@ _LEAST_GAIN = 9.0
 
 
 def spread_over_distance(
-    distance_tokens: _Floats, covariance: _Floats, pairs: _Floats, stretch_tokens: float = 0.0
+    distance_tokens: _Floats,
+    covariance: _Floats,
+    expected: _Floats,
+    noise: _Floats,
+    stretch_tokens: float = 0.0,
 ) -> tuple[float, float, float]:
     """(variance of requests, variance of stretches, mean tokens of a stretch).
 
-    `covariance` is a sum of products of residuals at each distance, `pairs` that of their weights: without
-    noise covariance = pairs x (requests + stretches x exp(-distance / tokens)). Variances are 0 where
-    nothing is to be seen. `stretch_tokens`, where it is known; else it is found, or 0 with no stretches.
+    At each distance, covariance = expected x (requests + stretches x exp(-distance / tokens)), with
+    chance of standard deviation `noise`. Variances are 0 where nothing is to be seen.
+    `stretch_tokens`, where it is known; else it is found, or 0 with no stretches.
 
-    >>> at = np.array([2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0])
-    >>> [round(x, 2) for x in spread_over_distance(at, 1e4 * (0.3 + np.exp(-at / 16.0)), np.full(7, 1e4))]
+    >>> at, many = np.array([2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0]), np.full(7, 1e4)
+    >>> seen = many * (0.3 + np.exp(-at / 16.0))
+    >>> [round(x, 2) for x in spread_over_distance(at, seen, many, np.sqrt(many))]
     [0.3, 1.0, 16.0]
     """
-    known = pairs > 0.0
+    known = (expected > 0.0) & (noise > 0.0)
     if not known.any():
         return 0.0, 0.0, 0.0
-    distance, weight = distance_tokens[known], np.sqrt(pairs[known])
-    # Where drafts say nothing about each other, the variance of the sum of products is the sum of weights.
-    seen = covariance[known] / weight
+    distance, weight = distance_tokens[known], expected[known] / noise[known]
+    seen = covariance[known] / noise[known]
     alone = max(float(weight @ seen / (weight @ weight)), 0.0)
     best = (alone, 0.0, 0.0)
     best_error = float(((seen - weight * alone) ** 2).sum()) - _LEAST_GAIN
@@ -40,3 +44,13 @@ def spread_over_distance(
         if off * off < best_error or stretch_tokens:
             best, best_error = (float(request), float(stretch), tokens), off * off
     return best
+
+
+def within_one(tokens: float, stretch_tokens: float) -> float:
+    """Variance of the mean of a stretch's effect over a text of so many tokens, over that at one position.
+
+    >>> round(within_one(1.0, 1e6), 3), round(within_one(200.0, 20.0), 3)
+    (1.0, 0.18)
+    """
+    lengths = tokens / stretch_tokens
+    return float(2.0 * (lengths - 1.0 + np.exp(-lengths)) / lengths**2) if lengths > 1e-6 else 1.0

@@ -34,8 +34,12 @@ LAGS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 MIDDLE_K = 3
 
-_PRIOR_DRAFTS = 5.0
-_ROUNDS = 16
+LEAST_REACHED = 100
+"""Fewer drafts that got to a position say nothing about it alone."""
+
+MOST_COPIES = 3
+
+_ROUNDS = 12
 _SEED = 0x7ACE
 _LARGEST_SD = 4.0
 
@@ -148,12 +152,14 @@ def _texts(records: Sequence[AcceptanceRecord]) -> _Texts:
 
 
 def _drawn(truth: SegmentTruth, like: _Texts) -> _Texts:
-    lengths = like.lengths
+    # More of them than there are in the data: the chance in what is drawn should be the smaller one.
+    copies = min(max(MOST_TOKENS // len(like.begins), 1), MOST_COPIES)
+    lengths = like.lengths * copies
     tables = [segment_table(truth, n, generator(_SEED, at)) for at, n in enumerate(lengths)]
     return _Texts(
         np.concatenate([table.offered for table in tables]).astype(np.int64).clip(0, like.longest),
         np.concatenate([table.accepted for table in tables]).astype(np.int64).clip(0, like.longest),
-        like.begins,
+        np.tile(like.begins, copies),
         like.longest,
     )
 
@@ -214,18 +220,19 @@ def _spread_of(texts: _Texts, stretch_tokens: float) -> tuple[float, float, floa
         pairs[row] = float(same.sum())
         covariance[row] = float((off[lag:] * off[:-lag])[same].sum()) / variance
     distance = np.array(LAGS, float) * (1.0 + kept.mean())
-    return spread_over_distance(distance, covariance, pairs, stretch_tokens)
+    return spread_over_distance(distance, covariance, pairs, np.sqrt(pairs), stretch_tokens)
 
 
 def _hazards(accepted: _Ints, offered: _Ints) -> _Floats:
-    """accepted / reached by position, drawn to that of all where few drafts got that far."""
+    """accepted / reached by position; where few drafts got that far, one figure for all that is deeper."""
     deepest = max(int(accepted.max(initial=0)), 1)
     reached = np.array([((accepted >= j - 1) & (offered >= j)).sum() for j in range(1, deepest + 1)], float)
     passed = np.array([(accepted >= j).sum() for j in range(1, deepest + 1)], float)
-    kept = max(1, int((reached >= _PRIOR_DRAFTS).sum()))
-    overall = passed.sum() / max(reached.sum(), 1.0)
-    found: _Floats = (passed + _PRIOR_DRAFTS * overall) / (reached + _PRIOR_DRAFTS)
-    return found[:kept]
+    apart = max(0, int((reached >= LEAST_REACHED).sum()) - 1)
+    reached = np.append(reached[:apart], reached[apart:].sum())
+    passed = np.append(passed[:apart], passed[apart:].sum())
+    found: _Floats = (passed + 1e-3) / (reached + 2e-3)
+    return found
 
 
 def _offered_share(offered: _Ints) -> tuple[float, ...]:

@@ -12,6 +12,8 @@ import numpy as np
 from msgspec import Struct
 
 from steersman_policies.messages import RequestReport, StepReport
+from steersman_simulator.world.gaps import gap_quantile_s, middles_s
+from steersman_simulator.world.kernels import Ints
 
 Metrics = dict[str, Any]
 Deliveries = Sequence[tuple[float, int]]
@@ -221,6 +223,19 @@ def latencies(name: str, seconds: Sequence[float]) -> Metrics:
     values = np.array(seconds) * 1e3
     quantiles = {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 95, 99)}
     figures = {"mean": float(values.mean()), "median": quantiles["p50"], "std": float(values.std())}
+    return {f"{figure}_{name}_ms": value for figure, value in (figures | quantiles).items()}
+
+
+def gap_latencies(name: str, counts: Ints) -> Metrics:
+    """The same from a histogram of gaps (`world/gaps.py`), right to half a percent."""
+    total = int(counts.sum())
+    if not total:
+        return {}
+    middles = middles_s() * 1e3
+    mean = float(middles @ counts) / total
+    spread = float(np.sqrt((middles - mean) ** 2 @ counts / total))
+    quantiles = {f"p{q}": gap_quantile_s(counts, q / 100.0) * 1e3 for q in (50, 90, 95, 99)}
+    figures = {"mean": mean, "median": quantiles["p50"], "std": spread}
     return {f"{figure}_{name}_ms": value for figure, value in (figures | quantiles).items()}
 
 

@@ -12,13 +12,13 @@ from steersman_simulator.validate.queueing import poisson
 from steersman_simulator.validate.serving import serve
 from steersman_simulator.world.chance import stream
 
-TRUTH = ConstantSteps(step_s=0.02, per_token_s=5e-4, per_draft_token_s=5e-4)
+TRUTH = ConstantSteps(step_s=0.02, per_token_s=2e-4, per_draft_token_s=5e-4)
 ACCEPTANCE = 0.7
-OUTPUT_TOKENS = 30
-LOADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75)
+OUTPUT_TOKENS = 60
+LOADS = (0.15, 0.3, 0.45, 0.6, 0.7)
 """Of the rate at which the formula diverges."""
 
-REQUESTS = 6000
+REQUESTS = 5000
 MEASURED = (0.3, 0.9)
 """The stretch of the requests whose latency counts: after the queue has filled, before arrivals end."""
 
@@ -29,10 +29,10 @@ def figures(asked: Asked) -> list[Figure]:
     """For K = 0 and 3: how well the form fits, and whether its constants are those of the step cost."""
     found = []
     for k in (0, 3):
-        c1_s, c2_s = constants(k)
-        rates = np.array(LOADS) / c2_s
-        latencies = [mean_latency_s(k, rate, number, asked) for number, rate in enumerate(rates)]
-        fitted_c1, fitted_c2, r2 = fit(rates, latencies)
+        rates = np.array(LOADS) / constants(k, (OUTPUT_TOKENS - 1) / expected_tokens(ACCEPTANCE, k))[1]
+        measured = [_latency_and_steps(k, rate, number, asked) for number, rate in enumerate(rates.tolist())]
+        c1_s, c2_s = constants(k, float(np.mean([steps for _, steps in measured])))
+        fitted_c1, fitted_c2, r2 = fit(rates, [latency_s for latency_s, _ in measured])
         found += [
             Figure(f"K = {k}: R2 of the form", 0.98, r2, 0.0, "at_least"),
             Figure(f"K = {k}: C1 relative to the step cost", 1.0, fitted_c1 / c1_s, 0.1),
@@ -41,22 +41,26 @@ def figures(asked: Asked) -> list[Figure]:
     return found
 
 
-def constants(k: int) -> tuple[float, float]:
-    """C1 and C2: seconds of a request alone, and what each other request adds, n steps of it."""
-    steps = (OUTPUT_TOKENS - 1) / expected_tokens(ACCEPTANCE, k) + 1
+def constants(k: int, steps: float) -> tuple[float, float]:
+    """C1 and C2: seconds of a request alone, and what each other request adds.
+
+    To the `steps` that decode comes one that prefills, and half a step until that one begins.
+    """
+    steps += 1.5
     tokens_s = TRUTH.per_token_s * (k + 1)
     return steps * (TRUTH.step_s + tokens_s + TRUTH.per_draft_token_s * k), steps * tokens_s
 
 
-def mean_latency_s(k: int, per_s: float, number: int, asked: Asked) -> float:
-    """End to end, of all requests."""
+def _latency_and_steps(k: int, per_s: float, number: int, asked: Asked) -> tuple[float, float]:
+    """Means over requests: seconds end to end, and steps."""
     chance = stream(asked.seed, 7, number)
     arrivals = poisson(per_s, asked.count(REQUESTS), chance, output_tokens=OUTPUT_TOKENS)
     acceptance = ConstantAcceptance(ACCEPTANCE)
     served = serve(arrivals, truth=TRUTH, acceptance=acceptance, k=k, max_batch=SLOTS, seed=asked.seed)
     reports = sorted((s.report for s in served.outcome.served), key=lambda report: report.request)
     first, last = (round(part * len(reports)) for part in MEASURED)
-    return float(np.mean([r.e2e_s for r in reports[first:last]]))
+    inside = reports[first:last]
+    return float(np.mean([r.e2e_s for r in inside])), float(np.mean([r.steps for r in inside]))
 
 
 def fit(rates: NDArray[np.float64], latencies: Sequence[float]) -> tuple[float, float, float]:

@@ -71,11 +71,11 @@ def figures(asked: Asked) -> list[Figure]:
 
 
 def poisson(per_s: float, count: int, chance: Chance, *, output_tokens: int = 1) -> list[Arrival]:
-    """Equal requests at exponential intervals."""
+    """Equal requests at exponential intervals, of a length that nobody knows."""
     at_s, found = 0.0, []
     for _ in range(count):
         at_s += chance.expovariate(per_s)
-        found.append(Arrival(at_s, SEGMENT, 1, output_tokens))
+        found.append(Arrival(at_s, SEGMENT, 1, output_tokens, stops=True))
     return found
 
 

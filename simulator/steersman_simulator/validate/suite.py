@@ -9,12 +9,17 @@ from msgspec.structs import asdict
 
 from steersman_policies.policy import did_you_mean
 from steersman_simulator.validate import (
+    closed_batch,
+    crossover,
     formulas,
     hazards,
     load,
+    policies,
     queueing,
     ratio_trap,
+    recording,
     tokens_per_step,
+    walk,
 )
 from steersman_simulator.validate.check import Asked, Check, Figure, Skip
 
@@ -22,8 +27,14 @@ CHECKS: tuple[Check, ...] = (
     formulas.CHECK,
     tokens_per_step.CHECK,
     ratio_trap.CHECK,
+    walk.CHECK,
+    closed_batch.V5,
+    closed_batch.V6,
     load.CHECK,
+    crossover.CHECK,
     hazards.CHECK,
+    policies.CHECK,
+    recording.CHECK,
     queueing.CHECK,
 )
 

@@ -11,19 +11,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 
 
 def trace_inspect(
-    path: Annotated[
-        Path, typer.Argument(help="A recording (folder, journal.bin, trace.parquet) or a trace of requests.")
-    ],
+    path: Annotated[Path, typer.Argument(help="A recording, an acceptance trace, or a trace of requests.")],
     as_json: Json = False,
 ) -> int:
-    """Say what a recording or a trace of requests holds.
+    """Say what a recording, an acceptance trace or a trace of requests holds.
 
-    Of a recording: events, engines, seconds, segments, policies, and what was lost. Of a trace (Azure,
-    Mooncake, BurstGPT, `vllm bench serve`, our own): requests, rate, burstiness, lengths, shared prefixes.
+    Of a recording: events, engines, seconds, segments, policies, and what was lost. Of an acceptance trace:
+    requests, drafters, and what a few K would have brought. Of a trace of requests (Azure, Mooncake,
+    BurstGPT, `vllm bench serve`, our own): requests, rate, burstiness, lengths, shared prefixes.
     """
+    from steersman_policies.acceptance_trace import is_acceptance_trace
     from steersman_simulator.workload.recognise import recognised
 
-    if recognised(path).__struct_config__.tag == "recording":
+    if is_acceptance_trace(path) or recognised(path).__struct_config__.tag == "recording":
         from steersman_controller.verbs import trace_inspect as of_recording
 
         return of_recording(path, as_json)

@@ -1,0 +1,75 @@
+"""V11: a recorded engine, simulated again: fitted on some windows, held against the others."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from msgspec.structs import replace
+
+from steersman_controller.events import ControllerConfig
+from steersman_controller.trace.recording import read_recording
+from steersman_policies.messages import RequestReport
+from steersman_simulator.simulate import fit, rerun
+from steersman_simulator.validate.check import Asked, Check, Figure, Skip
+from steersman_simulator.windows import EngineTrace, Window, engine_trace
+
+FEWEST_REQUESTS = 20
+"""A median of fewer says little."""
+
+ITL, E2E = 0.08, 0.10
+
+
+def figures(asked: Asked) -> list[Figure]:
+    """Median seconds per output token and end to end, of every second window that holds enough requests."""
+    if asked.recording is None:
+        raise Skip("no --recording: needs the journal or Parquet of an engine that served under two policies")
+    recording = read_recording(asked.recording)
+    trace = engine_trace(recording.events)
+    fitted, scored = trace.windows[::2], [w for w in trace.windows[1::2] if _requests(w)]
+    if not scored:
+        raise Skip(f"{asked.recording}: no second window with {FEWEST_REQUESTS} requests to hold against")
+    return compared(trace, fitted, scored, recording.started.config, asked.seed)
+
+
+def compared(
+    trace: EngineTrace,
+    fitted: Sequence[Window],
+    scored: Sequence[Window],
+    config: ControllerConfig,
+    seed: int,
+) -> list[Figure]:
+    """Simulated against measured, by window; figures are relative to the measured ones."""
+    truth = fit(replace(trace, windows=tuple(fitted)))
+    outcome = rerun(replace(trace, windows=tuple(scored)), truth, config, seed=seed)
+    found = []
+    for arm, window in enumerate(scored):
+        simulated = [s.report for s in outcome.served if s.arm == arm]
+        measured = _requests(window)
+        for name, seconds, tolerance in (("ITL", _tpot_s, ITL), ("E2E", _e2e_s, E2E)):
+            ratio = median(map(seconds, simulated)) / median(map(seconds, measured))
+            found.append(
+                Figure(f"{window.label}, median {name}, simulated / measured", 1.0, ratio, tolerance)
+            )
+    return found
+
+
+def _requests(window: Window) -> list[RequestReport]:
+    """Those that say something about speed; none where there are too few."""
+    found = [r for r in window.requests if r.output_tokens > 1]
+    return found if len(found) >= FEWEST_REQUESTS else []
+
+
+def _tpot_s(report: RequestReport) -> float:
+    return report.tpot_s
+
+
+def _e2e_s(report: RequestReport) -> float:
+    return report.e2e_s
+
+
+CHECK = Check(
+    "V11",
+    "recorded engine",
+    "ITL and E2E of every second window of a recording, simulated on a truth fitted on the others",
+    "ITL 8 %, E2E 10 %",
+    figures,
+)
