@@ -56,8 +56,8 @@ def read_sweep(path: Path, vary: Sequence[str] = (), seeds: int | None = None) -
             raise ValueError(f"{path}: vary.{key}: no values, so there is nothing to run")
     many = found.seeds if seeds is None else seeds
     grid = Grid(
-        {_key(key): [_said(key, value) for value in values] for key, values in vary_all.items()},
-        [{_key(key): _said(key, value) for key, value in cell.items()} for cell in found.cells],
+        {_key(key): values for key, values in vary_all.items()},
+        [{_key(key): value for key, value in cell.items()} for cell in found.cells],
         _seeds(many, scenario, str(path)),
     )
     if SEED in grid.vary or any(SEED in cell for cell in grid.cells):
@@ -92,11 +92,6 @@ def _key(key: str) -> str:
     if key == "policy":
         return NAME
     return f"policy.{key}" if key.startswith("params.") else key
-
-
-def _said(key: str, value: Any) -> Any:
-    """YAML takes the word `off` for a truth value, but no policy is called False."""
-    return "off" if _key(key) == NAME and value is False else value
 
 
 def _varied(text: str) -> tuple[str, list[Any]]:
