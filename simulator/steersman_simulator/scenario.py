@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from steersman_controller.events import ControllerConfig
-from steersman_controller.sidecar.config import PolicyChoice, PriorChoice, merged_trees, nested, read_yaml
+from steersman_controller.sidecar.config import MIN_PLAN_INTERVAL_S, PolicyChoice, PriorChoice, merged_trees, nested, read_yaml
 from steersman_controller.sidecar.shape import shaped
 from steersman_policies.units import Count, Name, ProposalLength, Seconds
 from steersman_simulator.acceptance.spec import AcceptanceSpec
@@ -37,6 +37,15 @@ class Speculation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     drafter: Name = "drafter"
     method: Name = "draft_model"
     device: Name = "simulated"
+
+    def __post_init__(self) -> None:
+        """Check that no K is above `k_max`, as an engine's own would never be."""
+        for name in ("k_floor", "launch_k"):
+            if getattr(self, name) > self.k_max:
+                raise ValueError(f"{name}: {getattr(self, name)}, at most k_max = {self.k_max}")
+        reachable = self.reachable_k
+        if list(reachable) != sorted(set(reachable)) or (reachable and reachable[-1] > self.k_max):
+            raise ValueError(f"reachable_k: {list(reachable)}, must ascend to at most k_max = {self.k_max}")
 
 
 class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,4 +91,9 @@ def read_scenario(path: Path, changed: Mapping[str, Any] | None = None, policy: 
         where = f"{path} with {', '.join(changed or {})}"
         tree = merged_trees(tree, nested(key.split("."), value))
     scenario = msgspec.convert(shaped(tree, Scenario, where), Scenario)
+    found = scenario.controller.plan_interval_s
+    if found < MIN_PLAN_INTERVAL_S:
+        raise ValueError(
+            f"{where}: controller.plan_interval_s: at least {MIN_PLAN_INTERVAL_S}, found {found}"
+        )
     return msgspec.structs.replace(scenario, name=scenario.name or path.stem)

@@ -272,6 +272,15 @@ def test_the_models_word_is_called_that(plain):
     assert found["model_share"] > 0.1
 
 
+def test_there_is_no_word_of_a_model_without_a_draft(record):
+    """Steps that never drafted tell neither the cost nor the yield of drafts, `allow_model` or not."""
+    path = record("off", {})[1]
+    longer, off = replayed(path, ("fixed", {"k": 2}), ("off", {}), allow_model=True)["policies"][:2]
+    assert "no scored step drafted" in longer["refused"]
+    assert "against_recorded" not in longer
+    assert off["refused"] is None
+
+
 def test_too_few_explored_steps_are_refused(record):
     """Some probes, but fewer than 200: how many more are needed is said."""
     _, path = record("fixed", {"k": 2, "explore": 0.1})

@@ -191,6 +191,14 @@ def test_the_journal_is_a_recording(ran):
         (SCENARIO.replace("goodput", "godput"), "did you mean 'goodput'"),
         (SCENARIO.replace("max_batch: 8", "max_batch: 0"), "max_batch"),
         (SCENARIO.replace("requests: 40", ""), "has no end"),
+        (SCENARIO.replace("max_batch: 8", "max_batch: 1000000000"), "max_batch: 1000000000, must be from 1"),
+        (SCENARIO + "cluster: {engines: 1000000}", "engines: 1000000, must be from 1"),
+        (SCENARIO.replace("k_max: 4", "k_max: 4, launch_k: 5"), "launch_k: 5, at most k_max = 4"),
+        (SCENARIO.replace("k_max: 4", "k_max: 4, k_floor: 5"), "k_floor: 5, at most k_max = 4"),
+        (SCENARIO.replace("k_max: 4", "k_max: 4, reachable_k: [0, 9]"), "reachable_k: [0, 9], must ascend"),
+        (SCENARIO.replace("k_max: 4", "k_max: 4, reachable_k: [2, 1]"), "reachable_k: [2, 1], must ascend"),
+        (SCENARIO.replace("ttft_s: 0.5", "ttft_s: -0.5"), "slo.ttft_s"),
+        (SCENARIO + "controller: {plan_interval_s: 0}", "controller.plan_interval_s: at least 0.01, found 0"),
         ("- 1\n", "must map keys to values"),
         ("a: [", "not YAML"),
     ],
@@ -204,6 +212,15 @@ def test_a_wrong_scenario_is_one_line(tmp_path, capsys, text, said):
     assert said in shown
     assert shown.count("\n") == 1
     assert not list((tmp_path / "out").glob("*"))
+
+
+def test_a_run_without_a_token_has_no_cost_per_token(scenario, tmp_path, capsys):
+    """Every prompt is refused: not 0 seconds a token, which would beat whoever serves; all is still shown."""
+    out = tmp_path / "out"
+    assert cli(["simulate", str(scenario), "--set", "engine.kv_blocks=1", "--out", str(out)]) == 0
+    assert "40 requests arrived, 0 finished" in capsys.readouterr().out
+    result = json.loads((out / "result.json").read_bytes())
+    assert (result["failed"], result["busy_s_per_token"]) == (40, None)
 
 
 def test_options_change_keys(scenario, capsys):

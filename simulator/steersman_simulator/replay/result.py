@@ -90,7 +90,8 @@ def _policy(
     segments = _segments(evidence, targets, found)
     supports = [segment.pop("support") for segment in segments]
     steps = len(logged.under)
-    refused = refusal(steps, supports, allow_model=settings.allow_model)
+    drafted = bool((logged.k > 0).any())
+    refused = refusal(steps, supports, allow_model=settings.allow_model, drafted=drafted)
     total = float(logged.requests.sum())
     result: dict[str, Any] = {
         "policy": policy_label(*choice),
@@ -174,7 +175,7 @@ def _moved(evidence: Evidence) -> Any:
 
 
 def _basis(steps: int, supports: Sequence[SegmentSupport], explored: int) -> str:
-    if refusal(steps, supports, allow_model=False):
+    if refusal(steps, supports, allow_model=False, drafted=True):
         return "model"
     return "doubly robust" if explored else "exact"
 

@@ -55,7 +55,7 @@ def show(result: dict[str, Any], console: Console | None = None) -> None:
     table.add_column()
     table.add_column(justify="right")
     for label, key, form in _COUNTS:
-        if key not in result:
+        if result.get(key) is None:
             continue
         value = result[key]
         table.add_row(label, f"{value * 1e3:.3f}" if form == "ms" else form.format(value))

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Struct
 
 from steersman_policies.messages import RequestReport, StepReport
+from steersman_policies.units import Seconds
 from steersman_simulator.world.gaps import gap_quantile_s, middles_s
 from steersman_simulator.world.kernels import Ints
 
@@ -22,9 +23,9 @@ Deliveries = Sequence[tuple[float, int]]
 class Slo(Struct, frozen=True, forbid_unknown_fields=True):
     """What a request must keep to be a good one; None: nothing is asked."""
 
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
+    ttft_s: Seconds | None = None
+    tpot_s: Seconds | None = None
+    e2e_s: Seconds | None = None
 
     @property
     def asks(self) -> bool:
@@ -131,7 +132,8 @@ class StepTally:
             "committed_tokens": self.committed_tokens,
             "busy_s": self.busy_s,
             "busy_fraction": ratio(self.busy_s, duration_s * engines),
-            "busy_s_per_token": ratio(self.busy_s, self.committed_tokens),
+            # Without a token there is no cost of one; 0 would beat every engine that works.
+            "busy_s_per_token": self.busy_s / self.committed_tokens if self.committed_tokens else None,
             "goodput_tokens_per_busy_s": ratio(self.committed_tokens, self.busy_s),
             "mean_batch": ratio(self._requests_s, self.busy_s),
         }

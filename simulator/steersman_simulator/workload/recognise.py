@@ -11,7 +11,7 @@ from steersman_controller.trace.recording import is_recording
 from steersman_controller.train.foreign import MARKS
 from steersman_policies.policy import did_you_mean
 from steersman_simulator.workload import azure, burstgpt, mooncake, table
-from steersman_simulator.workload.rows import is_gzip
+from steersman_simulator.workload.rows import check_regular, is_gzip
 from steersman_simulator.workload.traces import TraceSpec
 from steersman_simulator.workload.vllm_bench import VllmBench
 
@@ -38,6 +38,7 @@ def recognised(path: Path) -> type[TraceSpec]:
 
     Raises ValueError where it is none that we know.
     """
+    check_regular(path)
     if path.is_dir() or not path.exists():
         return KINDS["recording"]
     if is_recording(path):

@@ -34,6 +34,7 @@ def kind_of(path: Path) -> str:
         raise FileNotFoundError(f"{path}: no such file")
     if path.is_dir():
         raise ValueError(f"{path}: is a folder; allowed is a CSV, JSONL or Parquet file, or one as .gz")
+    check_regular(path)
     with path.open("rb") as file:
         if file.read(4) == _PARQUET:
             return "parquet"
@@ -135,6 +136,12 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
         raise ValueError(f"{path}:{number + 1}: truncated or damaged gzip ({error})") from None
 
 
+def check_regular(path: Path) -> None:
+    """Raise ValueError for a pipe or device: it is opened several times, and its reader may wait for ever."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{path}: is a pipe or a device; allowed is a file, so write it to one first")
+
+
 def is_gzip(path: Path) -> bool:
     """Whether the file begins like one."""
     with path.open("rb") as file:
@@ -149,6 +156,8 @@ def _open(path: Path) -> IO[str]:
 
 def _check_columns(path: Path, number: int, names: Sequence[str], needed: Sequence[str]) -> None:
     for name in needed:
+        if names.count(name) > 1:
+            raise ValueError(f"{path}:{number}: column {name!r} is there {names.count(name)} times")
         if name not in names:
             hint = did_you_mean(name, names)
             raise ValueError(f"{path}:{number}: no column {name!r}{hint}; it has {_listed(names)}")

@@ -49,7 +49,9 @@ def read_arrivals(
                 raise ValueError(f"workload: more than {MAX_SEGMENTS} segments: {', '.join(segments)}")
         yield last
     if last is None:
-        raise ValueError(f"workload ({spec.__struct_config__.tag}): no request to serve")
+        path = getattr(spec, "path", "")
+        where = f"{folder / path}" if path else f"workload ({spec.__struct_config__.tag})"
+        raise ValueError(f"{where}: no request to serve")
 
 
 def _flow(spec: WorkloadSpec, folder: Path, seed: int, lost: Lost) -> Iterator[Arrival]:

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from steersman_policies.units import UNKNOWN_SEGMENT
 from steersman_simulator.workload.arrival import Arrival
-from steersman_simulator.workload.rows import is_gzip
+from steersman_simulator.workload.rows import check_regular, is_gzip
 from steersman_simulator.workload.trace_file import Lost, Placed, TraceFile, from_first, in_order
 from steersman_simulator.workload.values import Cells
 from steersman_simulator.world.chance import Chance
@@ -92,6 +92,7 @@ def _drawn(path: Path, result: Result, chance: Chance) -> list[float]:
 
 
 def _results(path: Path) -> list[Result]:
+    check_regular(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
     try:

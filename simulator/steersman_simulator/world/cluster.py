@@ -8,6 +8,10 @@ from msgspec import Struct
 from steersman_simulator.world.batch import Batch
 
 
+MAX_ENGINES = 1024
+"""Each has a controller of its own."""
+
+
 class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     """Equal engines behind a router. Raises ValueError for a cluster that cannot be."""
 
@@ -19,8 +23,8 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Check every range."""
-        if self.engines < 1:
-            raise ValueError(f"cluster.engines: {self.engines}, at least 1")
+        if not 1 <= self.engines <= MAX_ENGINES:
+            raise ValueError(f"cluster.engines: {self.engines}, must be from 1 to {MAX_ENGINES}")
         if self.lockstep and self.engines == 1:
             raise ValueError("cluster.lockstep: true, needs at least 2 engines")
 

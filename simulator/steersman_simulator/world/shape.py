@@ -5,6 +5,10 @@ from typing import Literal
 from msgspec import Struct
 
 
+MAX_BATCH = 1 << 16
+"""No engine has more slots; each takes memory here, whether it is used or not."""
+
+
 class Shape(Struct, frozen=True, forbid_unknown_fields=True):
     """What bounds a step, and how the engine schedules. Raises ValueError for a shape that no engine has."""
 
@@ -35,8 +39,8 @@ class Shape(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Check every range."""
-        if self.max_batch < 1:
-            raise ValueError(f"shape.max_batch: {self.max_batch}, at least 1")
+        if not 1 <= self.max_batch <= MAX_BATCH:
+            raise ValueError(f"shape.max_batch: {self.max_batch}, must be from 1 to {MAX_BATCH}")
         for name in ("prefill_budget_tokens", "kv_tokens", "token_budget", "kv_blocks", "drafter_kv_blocks"):
             if getattr(self, name) < 0:
                 raise ValueError(f"shape.{name}: {getattr(self, name)}, must not be negative")
