@@ -11,7 +11,14 @@ import msgspec
 from msgspec import Struct
 
 from steersman_controller.events import ControllerConfig
-from steersman_controller.sidecar.config import MIN_PLAN_INTERVAL_S, PolicyChoice, PriorChoice, merged_trees, nested, read_yaml
+from steersman_controller.sidecar.config import (
+    MIN_PLAN_INTERVAL_S,
+    PolicyChoice,
+    PriorChoice,
+    merged_trees,
+    nested,
+    read_yaml,
+)
 from steersman_controller.sidecar.shape import shaped
 from steersman_policies.units import Count, Name, ProposalLength, Seconds
 from steersman_simulator.acceptance.spec import AcceptanceSpec

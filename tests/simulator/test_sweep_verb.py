@@ -72,6 +72,8 @@ def test_a_cell_that_fails_makes_exit_code_1(scenario, tmp_path, capsys):
         (["--vary", "params.k=99"], "policy fixed: k"),
         (["--vary", "policy="], "no values, so there is nothing to run"),
         (["--backend", "rai"], "no 'rai', did you mean 'ray'?"),
+        (["--seeds", "1000000000"], "seeds: 1000000000, at most 100000"),
+        (["--seeds", "60000", "--vary", "params.k=1,2"], "120000 cells, at most 100000"),
         (["--jobs", "0"], "--jobs: 0, must be at least 1"),
         (["--least", "a", "--most", "b"], "only one of them"),
         (["--plot", "x.txt"], "allowed: .png, .svg, .pdf"),

@@ -38,12 +38,14 @@ def refusal(
 ) -> str | None:
     """Why there is no estimate, in one line that says what to do; None where there is one.
 
-    `drafted`: whether any scored step was under a K above 0. Without one there is no model to take the word of.
+    `drafted`: whether any scored step was under a K above 0; without one there is no model at all.
     """
     if steps < LEAST_EFFECTIVE:
         return f"{steps} scored steps, at least {LEAST_EFFECTIVE:.0f}: record for longer, or widen --under"
     if not drafted and any(support.raised for support in supports):
-        return "no scored step drafted, so nothing says what drafts cost or bring: record some, or widen --under"
+        return (
+            "no scored step drafted, so nothing says what drafts cost or bring: record some, or widen --under"
+        )
     if allow_model:
         return None
     poor = [s for s in supports if _hangs_on(s) and s.effective < LEAST_EFFECTIVE]

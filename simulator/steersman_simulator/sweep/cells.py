@@ -6,6 +6,7 @@ the bytes of the files that it names, and the version that runs it.
 
 import copy
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -28,6 +29,9 @@ Check: TypeAlias = Callable[[Tree, str], None]
 SEED = "seed"
 NAME, PARAMS = "policy.name", "policy.params"
 _KEY_DIGITS = 24
+
+MAX_CELLS = 100_000
+"""Cells are made and checked before the first one runs: more are a slip of the pen."""
 
 
 class Grid(Struct, frozen=True):
@@ -64,6 +68,11 @@ def cells_of(scenario: Tree, grid: Grid, *, folder: Path, version: str, check: C
     Parameters of policies are set where the cell's policy has them, so that `policy.name` and
     `policy.params.k` can be varied in one grid. Raises ValueError for a key or a value that no scenario has.
     """
+    wanted = math.prod(
+        [max(len(grid.cells), 1), len(grid.seeds), *(len(each) for each in grid.vary.values())]
+    )
+    if wanted > MAX_CELLS:
+        raise ValueError(f"sweep: {wanted} cells, at most {MAX_CELLS}: vary fewer keys, or in several sweeps")
     digests: dict[Path, str] = {}
     found: dict[str, Cell] = {}
     combinations = 0

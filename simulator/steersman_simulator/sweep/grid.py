@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from steersman_controller.sidecar.config import read_yaml
 from steersman_controller.sidecar.shape import shaped
-from steersman_simulator.sweep.cells import NAME, SEED, Grid, Tree
+from steersman_simulator.sweep.cells import MAX_CELLS, NAME, SEED, Grid, Tree
 
 
 class SweepFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,6 +130,8 @@ def _seeds(many: int | list[int], scenario: Tree, where: str) -> tuple[int, ...]
         first = scenario.get(SEED, 0)
         if not isinstance(first, int):
             raise ValueError(f"{where}: {SEED}: expected a whole number, found {first!r}")
+        if many > MAX_CELLS:
+            raise ValueError(f"{where}: seeds: {many}, at most {MAX_CELLS}")
         seeds = list(range(first, first + many))
     if not seeds or min(seeds) < 0:
         raise ValueError(f"{where}: seeds: at least one, none below 0, found {many}")

@@ -7,7 +7,6 @@ from msgspec import Struct
 
 from steersman_simulator.world.batch import Batch
 
-
 MAX_ENGINES = 1024
 """Each has a controller of its own."""
 

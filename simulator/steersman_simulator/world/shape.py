@@ -4,7 +4,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-
 MAX_BATCH = 1 << 16
 """No engine has more slots; each takes memory here, whether it is used or not."""
 
