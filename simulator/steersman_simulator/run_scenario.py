@@ -1,6 +1,6 @@
 """Runs a scenario, and leaves its files."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ from steersman_controller.events import Started
 from steersman_controller.sidecar.config import PriorChoice
 from steersman_controller.sidecar.serving import read_given
 from steersman_policies.messages import Fingerprint, Hello
+from steersman_policies.policy import did_you_mean
 from steersman_policies.policy import load as load_policy
-from steersman_simulator.acceptance.spec import build_acceptance
+from steersman_simulator.acceptance.draft_table import Acceptance
+from steersman_simulator.acceptance.spec import build_acceptance, sick_engines
 from steersman_simulator.report.perfetto import MAX_EVENTS
 from steersman_simulator.report.run_report import RunReport, write_files
 from steersman_simulator.report.tally import gap_latencies
@@ -22,6 +24,7 @@ from steersman_simulator.truths.spec import build_truth
 from steersman_simulator.workload.arrival import Arrival
 from steersman_simulator.workload.spec import read_arrivals
 from steersman_simulator.workload.trace_file import Lost
+from steersman_simulator.world.cluster import engine_ids
 from steersman_simulator.world.world import Arm, Change, World
 
 Progress = Callable[[float, int], None]
@@ -50,7 +53,7 @@ def run_scenario(
     """
     lost = Lost()
     first = _first(scenario, folder)
-    truth, acceptance = build_truth(scenario.truth, folder), build_acceptance(scenario.acceptance, folder)
+    truth, acceptance = build_truth(scenario.truth, folder), _acceptance(scenario, folder)
     report = RunReport(slo=scenario.slo, folder=out, trace_events=trace_events, wants_deliveries=deliveries)
     try:
         world = World(
@@ -81,6 +84,19 @@ def run_scenario(
     if out is not None:
         write_files(out, result, report, outcome.events if journal else None)
     return result
+
+
+def _acceptance(scenario: Scenario, folder: Path) -> Sequence[Acceptance]:
+    """Of each engine; those that no phase names share one. Raises ValueError for an engine not there."""
+    engines, named = engine_ids(scenario.cluster), sick_engines(scenario.acceptance)
+    for name in named:
+        if name not in engines:
+            hint = did_you_mean(name, engines)
+            raise ValueError(
+                f"acceptance.phases.engine: no {name!r}{hint}; allowed: {', '.join(engines[:8])}"
+            )
+    others = build_acceptance(scenario.acceptance, folder)
+    return [build_acceptance(scenario.acceptance, folder, e) if e in named else others for e in engines]
 
 
 def _first(scenario: Scenario, folder: Path) -> Started:

@@ -223,6 +223,24 @@ def test_a_run_without_a_token_has_no_cost_per_token(scenario, tmp_path, capsys)
     assert (result["failed"], result["busy_s_per_token"]) == (40, None)
 
 
+def test_a_sick_engine_is_sick_alone(tmp_path):
+    """A phase for one engine takes the drafts of its requests, and of no other's; a wrong name is refused."""
+    path = tmp_path / "sick.yaml"
+    sick = "{at_s: 0, factor: 0, engine: simulated-1}"
+    text = SCENARIO.replace("name: goodput", "name: fixed, params: {k: 2}")
+    text = text.replace("acceptance: {kind: by", "acceptance: {kind: schedule, drafter: {kind: by", 1)
+    text = text.replace("unknown: [0.5]}}", f"unknown: [0.5]}}}}, phases: [{sick}]}}")
+    path.write_text(text + "cluster: {engines: 2}")
+    run_scenario(read_scenario(path), tmp_path, out=tmp_path / "out")
+    accepted = {"engine 0": 0, "engine 1": 0}
+    for line in lines(tmp_path / "out"):
+        accepted[line["engine"]] += line["accepted_tokens"]
+    assert accepted["engine 0"] > 100
+    assert accepted["engine 1"] == 0
+    with pytest.raises(ValueError, match="no 'simulated-1', did you mean 'simulated'"):
+        run_scenario(read_scenario(path, {"cluster.engines": 1}), tmp_path)
+
+
 def test_options_change_keys(scenario, capsys):
     """--policy, --param, --load, --seed and --set say the same as the file would."""
     options = ["--policy", "fixed", "--param", "k=2", "--load", "2", "--seed", "3"]

@@ -120,6 +120,15 @@ def build_acceptance(spec: AcceptanceSpec, folder: Path, engine: str = "") -> Ac
     return built
 
 
+def sick_engines(spec: AcceptanceSpec) -> list[str]:
+    """The engines that a phase names, whose acceptance is not that of the others."""
+    if not isinstance(spec, ScheduleSpec):
+        return []
+    inner = [spec.drafter, *(phase.drafter for phase in spec.phases if phase.drafter is not None)]
+    own = [phase.engine for phase in spec.phases if phase.engine]
+    return [*own, *(name for drafter in inner for name in sick_engines(drafter))]
+
+
 def _phase(spec: PhaseSpec, folder: Path, engine: str) -> Phase:
     drafter = None if spec.drafter is None else build_acceptance(spec.drafter, folder, engine)
     return Phase(spec.at_s, spec.factor, spec.over_s, drafter, spec.segments)

@@ -11,8 +11,9 @@ from steersman_simulator.acceptance.draft_table import Acceptance
 from steersman_simulator.simulate import started
 from steersman_simulator.truths.step_work import Truth
 from steersman_simulator.workload.arrival import Arrival
+from steersman_simulator.world.cluster import ENGINE_ID
 from steersman_simulator.world.shape import Shape
-from steersman_simulator.world.world import ENGINE_ID, Arm, Change, Outcome, World
+from steersman_simulator.world.world import Arm, Change, Outcome, World
 
 SEGMENT = "chat"
 

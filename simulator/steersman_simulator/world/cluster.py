@@ -7,6 +7,8 @@ from msgspec import Struct
 
 from steersman_simulator.world.batch import Batch
 
+ENGINE_ID = "simulated"
+
 MAX_ENGINES = 1024
 """Each has a controller of its own."""
 
@@ -26,6 +28,17 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"cluster.engines: {self.engines}, must be from 1 to {MAX_ENGINES}")
         if self.lockstep and self.engines == 1:
             raise ValueError("cluster.lockstep: true, needs at least 2 engines")
+
+
+def engine_ids(cluster: Cluster) -> tuple[str, ...]:
+    """What the engines call themselves.
+
+    >>> engine_ids(Cluster()), engine_ids(Cluster(engines=2))
+    (('simulated',), ('simulated-0', 'simulated-1'))
+    """
+    if cluster.engines == 1:
+        return (ENGINE_ID,)
+    return tuple(f"{ENGINE_ID}-{number}" for number in range(cluster.engines))
 
 
 def route(cluster: Cluster, batches: Sequence[Batch], number: int) -> int:

@@ -13,6 +13,7 @@ meets every step in order, as if each step were an event, too.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import simpy
@@ -29,7 +30,7 @@ from steersman_simulator.truths.step_work import Truth
 from steersman_simulator.workload.arrival import Arrival
 from steersman_simulator.world.batch import Batch
 from steersman_simulator.world.chance import stream
-from steersman_simulator.world.cluster import Cluster, route
+from steersman_simulator.world.cluster import Cluster, engine_ids, route
 from steersman_simulator.world.engine import Engine, Ranks, Steps
 from steersman_simulator.world.outcome import Collector, Observer, Outcome, Rejected, Served, Step
 from steersman_simulator.world.requests import Live
@@ -37,8 +38,6 @@ from steersman_simulator.world.shape import Shape
 from steersman_simulator.world.steering import HELLO_INTERVAL_S, Launched, Link, Sidecar, Steering
 
 __all__ = ["Arm", "Change", "Outcome", "Served", "Step", "World"]
-
-ENGINE_ID = "simulated"
 
 
 class Change(Struct, frozen=True):
@@ -64,7 +63,8 @@ class World:
     """Engines, one sidecar, one clock that starts at `started.at_s`.
 
     Without `started` there is no controller: every engine drafts to `fixed_k`. `truth` may be a sequence of
-    (seconds of the arm, truth), the first at 0. Without an `observer` everything is kept in the `Outcome`.
+    (seconds of the arm, truth), the first at 0, and `acceptance` one for each
+    engine. Without an `observer` everything is kept in the `Outcome`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class World:
         hello: Hello,
         shape: Shape,
         truth: Truth | Sequence[tuple[float, Truth]],
-        acceptance: Acceptance,
+        acceptance: Acceptance | Sequence[Acceptance],
         seed: int = 0,
         settle_s: float = 0.0,
         cluster: Cluster = Cluster(),  # noqa: B008 - frozen
@@ -86,7 +86,10 @@ class World:
         self._truths = tuple(truth) if isinstance(truth, Sequence) else ((0.0, truth),)
         if [at_s for at_s, _ in self._truths] != sorted({0.0, *(at_s for at_s, _ in self._truths)}):
             raise ValueError("truth: the moments of its changes must begin at 0 and ascend")
-        self._acceptance = acceptance
+        own = tuple(acceptance) if isinstance(acceptance, Sequence) else (acceptance,) * cluster.engines
+        if len(own) != cluster.engines:
+            raise ValueError(f"acceptance: {len(own)} of them for {cluster.engines} engines")
+        self._acceptance = own
         self._random, self._seed = seed, mix(seed, 2)
         self._cluster = cluster
         self._settle_s = settle_s
@@ -109,22 +112,24 @@ class World:
         self._ended_s: list[float] = []
 
     def _engine(self, number: int, hello: Hello, shape: Shape, fixed_k: int) -> Engine:
-        several = self._cluster.engines > 1
-        engine_id = f"{ENGINE_ID}-{number}" if several else ENGINE_ID
+        engine_id = engine_ids(self._cluster)[number]
         link: Link = Launched(fixed_k)
         if self.sidecar is not None:
             link = Steering(self.sidecar, hello, engine_id)
             self.links.append(link)
         batch = Batch(
-            shape, self._drafts, k_max=hello.k_max, keeps_deliveries=self._observer.wants_deliveries
+            shape,
+            partial(self._drafts, self._acceptance[number]),
+            k_max=hello.k_max,
+            keeps_deliveries=self._observer.wants_deliveries,
         )
         words = (1, number) if number else (1,)
         seconds = self._truths[0][1].sampler(stream(self._random, *words))
         return Engine(number, batch, link, seconds, self._observer)
 
-    def _drafts(self, live: Live, now_s: float) -> DraftTable | None:
+    def _drafts(self, acceptance: Acceptance, live: Live, now_s: float) -> DraftTable | None:
         # Drafts depend on the place in the arm, so that every arm meets the same requests.
-        return self._acceptance.table(live.arrival, live.place, self._seed, now_s - self._arm_start_s)
+        return acceptance.table(live.arrival, live.place, self._seed, now_s - self._arm_start_s)
 
     def run(self, arms: Sequence[Arm], *, horizon_s: float | None = None) -> Outcome:
         """Serve every arm; a world is run once. With a horizon, stop there whatever is unfinished."""
@@ -190,7 +195,8 @@ class World:
         start_s, arm = self.env.now, self._arm
         several = len(self._truths) > 1
         moments = [(at_s, index) for index, (at_s, _) in enumerate(self._truths) if several]
-        moments += [(at_s, -1) for at_s in self._acceptance.changes()]
+        redrafts = dict.fromkeys(at_s for own in self._acceptance for at_s in own.changes())
+        moments += [(at_s, -1) for at_s in redrafts]
         for at_s, index in sorted(moments):
             if start_s + at_s > self.env.now:
                 yield self.env.timeout(start_s + at_s - self.env.now)
