@@ -8,6 +8,7 @@ from steersman_simulator.truths.recorded import StepTruth
 from steersman_simulator.validate import closed_batch, crossover, recording
 from steersman_simulator.validate.check import Asked, Skip
 from steersman_simulator.validate.public_traces import H100Steps
+from steersman_simulator.windows import engine_trace
 from steersman_simulator.world import kernels
 
 SMALL = {"V6": 0.2, "V8": 0.3}
@@ -70,8 +71,15 @@ def test_a_wrong_cost_fails_v8(monkeypatch, fault):
 def test_a_recording_is_simulated_again(journal):
     """V11 fits every second window and predicts the others, here of an engine that is simulated itself."""
     found = recording.CHECK.figures(Asked(recording=journal))
-    assert len(found) == 2
+    assert len(found) == 3
     assert all(figure.holds for figure in found)
+
+
+def test_what_is_fitted_is_not_scored(recorded):
+    """Of a policy that served twice one window is fitted and one scored; else every second one is scored."""
+    off, fixed, steered = engine_trace(recorded.events).windows
+    assert recording.split([off, fixed, off, fixed]) == ([off, fixed], [off, fixed])
+    assert recording.split([off, fixed, steered]) == ([off, steered], [fixed])
 
 
 def test_slower_steps_fail_v11(monkeypatch, journal):

@@ -30,12 +30,12 @@ def show(results: Sequence[Result]) -> None:
             for f in r.outside:
                 line = f"  {f.what}: expected {_number(f.expected)}, found {_number(f.found)}"
                 console.print(f"{line}, allowed {_number(f.tolerance)}", markup=False)
-    skipped: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for r in results:
-        if r.verdict == "skipped":
-            skipped.setdefault(r.reason, []).append(r.check)
-    for reason, checks in skipped.items():
-        console.print(f"\n{', '.join(checks)} skipped: {reason}", markup=False)
+        if r.verdict != "failed" and r.reason:
+            reasons.setdefault(r.reason, []).append(r.check)
+    for reason, checks in reasons.items():
+        console.print(f"\n{', '.join(checks)}: {reason}", markup=False)
     verdicts = [r.verdict for r in results]
     console.print(
         f"\n{verdicts.count('passed')} passed, {verdicts.count('failed')} failed, "
