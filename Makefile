@@ -70,7 +70,7 @@ test: lint $(VLLM_READY)
 	$(BIN)/pytest $(ARGS)
 
 test-fast: install
-	$(BIN)/pytest -m 'not slow and not gpu and not vllm' $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not slow and not gpu and not vllm' $(ARGS)
 
 test-vllm: install $(VLLM_READY)
 	$(BIN)/pytest -m vllm $(ARGS)

@@ -30,9 +30,6 @@ from steersman_policies.view import SegmentBelief, View
 CLOCK_GRAIN_S = 1e-6
 """Two clock readings that differ by one interval may fall short of it by rounding."""
 
-SPREAD_EVERY = 8
-"""Requests between two moments at which the belief is told how requests differ."""
-
 
 class Controller:
     """Learns in every mode; plans at most every `config.plan_interval_s`."""
@@ -270,6 +267,9 @@ class Controller:
     def _ask(self, now_s: float) -> tuple[Plan, Memory] | None:
         """What the planner says; None, counted, where an installed policy of others fails."""
         chance = min(mix(self.config.seed, self._plans) * 2.0**-64, 1.0 - 2.0**-53)
+        # Now, when all reports are learned from anyway: it takes that, which is too dear for every request.
+        for segment, spread in self.requests.spreads.items():
+            self.belief.differ(segment, spread.wander)
         view = self.view(now_s)
         try:
             plan, memory = self.policy.plan(view, self.memory, chance)
@@ -310,10 +310,6 @@ class Controller:
         self.counters["requests"] += 1
         if not is_decided(report):
             self.counters["requests_undecided"] += 1
-        # The belief has to learn all it was told before it can be told this: too dear for every request.
-        if self.counters["requests"] % SPREAD_EVERY == 0:
-            for segment, spread in self.requests.spreads.items():
-                self.belief.differ(segment, spread.wander)
 
     def _observe_ack(self, ack: PlanAck) -> None:
         self.counters["acks" if ack.applied else "nacks"] += 1

@@ -52,7 +52,7 @@ def test_a_part_that_is_not_installed_costs_its_own_verbs_only(
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["sreve"], "No such command 'sreve'. Did you mean 'serve'?"),
+        (["sreve"], "No such command 'sreve'. Did you mean 'serve'"),
         (["policy", "psh"], "Did you mean 'push'?"),
         (["serve", "--stee"], "No such option: --stee"),
         (["serve", "--config", "/no/such/file.yaml"], "/no/such/file.yaml: No such file or directory"),

@@ -163,7 +163,7 @@ def test_a_steered_engine_is_well(serve: Make, vllm: Make, run_verb: Make, tmp_p
     assert checks["decision"]["text"].startswith("table: ")
     assert checks["plan"]["text"] == f"in force {engine.executor.plan.plan_id}, newest 1"
     assert str(table) in checks["fallback"]["text"]
-    assert checks["policy"]["text"] == "fixed, version 1"
+    assert checks["policy"]["text"] == "fixed, version 2"
     assert "chat 100%" in checks["segments"]["text"]
     for finding in found["findings"]:
         assert finding["check"] in text.stdout

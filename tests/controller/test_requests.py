@@ -108,7 +108,7 @@ def test_it_outlives_the_sidecar_and_is_shown() -> None:
 
 
 def live(one: Controller, steps: int, *, seed: int = 2, level: float = 0.7, first: int = 0) -> None:
-    """Steps of eight requests that differ, and live for 60 steps each on average."""
+    """Steps of eight requests that differ, and live for 60 steps each on average; plans as they fall due."""
     rng = np.random.default_rng(seed)
     odds = level + 0.8 * rng.standard_normal(8)
     taken: list[list[int]] = [[] for _ in range(8)]
@@ -121,6 +121,7 @@ def live(one: Controller, steps: int, *, seed: int = 2, level: float = 0.7, firs
         for row, tokens in enumerate(found.tolist()):
             taken[row].append(tokens)
         one.observe(traffic.report(step, [traffic.group("code", 5, found.tolist())]), 0.01 * step)
+        one.plan(0.01 * step)
 
 
 def test_requests_that_come_and_go_are_no_drift() -> None:

@@ -23,6 +23,7 @@ FORBIDDEN = {
     "steersman_engine.trace.ngram": ["torch", "transformers"],
     "steersman_engine.decode.engine": ["steersman_controller", "steersman_simulator", "simpy", "sklearn"],
     "steersman_simulator.verbs": ["numpy", "simpy", "torch", "matplotlib", "pyarrow"],
+    "steersman_simulator.validate.verbs": ["numpy", "simpy", "torch", "scipy", "joblib"],
     "steersman_simulator.world.world": ["torch", "transformers", "steersman_engine", "zmq"],
 }
 

@@ -187,9 +187,9 @@ def test_specs_build_what_they_say(tmp_path: Path):
     write_trace(tmp_path / "t.jsonl", made_up(30))
     wanted = (0.8, 0.5)
     for text in (
-        "{kind: by-position, acceptance: {chat: [0.8, 0.5]}}",
-        "{kind: by-position, survival: {chat: [0.8, 0.4]}}",
-        "{kind: by-position, table: p.csv}",
+        "{kind: by_position, acceptance: {chat: [0.8, 0.5]}}",
+        "{kind: by_position, survival: {chat: [0.8, 0.4]}}",
+        "{kind: by_position, table: p.csv}",
     ):
         built = build_acceptance(spec(text), tmp_path)
         assert built.segments["unknown"].acceptance == pytest.approx(wanted)
@@ -209,11 +209,11 @@ def test_specs_build_what_they_say(tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{kind: by-position}", "give one of acceptance, survival, table"),
-        ("{kind: by-position, survival: {chat: [0.5, 0.6]}}", "must fall"),
-        ("{kind: by-position, acceptance: {chat: []}}", "at least one position"),
-        ("{kind: by-position, table: gap.csv}", "gap.csv: segment unknown has no position 2"),
-        ("{kind: by-position, table: bad.csv}", "bad.csv: row 1: position 1.0 with acceptance 1.5"),
+        ("{kind: by_position}", "give one of acceptance, survival, table"),
+        ("{kind: by_position, survival: {chat: [0.5, 0.6]}}", "must fall"),
+        ("{kind: by_position, acceptance: {chat: []}}", "at least one position"),
+        ("{kind: by_position, table: gap.csv}", "gap.csv: segment unknown has no position 2"),
+        ("{kind: by_position, table: bad.csv}", "bad.csv: row 1: position 1.0 with acceptance 1.5"),
         ("{kind: segments, segments: {}}", "give 'unknown' too"),
         ("{kind: constant, acceptance: 1.2}", "<= 1.0"),
         ("{kind: constant, aceptance: 0.2}", "aceptance"),

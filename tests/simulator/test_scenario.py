@@ -26,7 +26,7 @@ workload:
   segments: {chat: 1, edit: 1, code: 1, math: 1, rag: 1}
 engine: {max_batch: 8, token_budget: 256, kv_blocks: 150}
 truth: {kind: constant, step_s: 0.02, per_token_s: 0.0001, per_draft_token_s: 1e-3}
-acceptance: {kind: by-position, acceptance: {chat: [0.5, 0.4], edit: [0.9, 0.9], unknown: [0.5]}}
+acceptance: {kind: by_position, acceptance: {chat: [0.5, 0.4], edit: [0.9, 0.9], unknown: [0.5]}}
 speculation: {k_max: 4}
 policy: {name: goodput}
 slo: {ttft_s: 0.5, tpot_s: 0.03}

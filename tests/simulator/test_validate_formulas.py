@@ -8,7 +8,8 @@ from steersman_controller.train import survival
 from steersman_policies import allocation
 from steersman_policies.view import SegmentBelief, StepCost
 from steersman_simulator.acceptance import segments
-from steersman_simulator.validate import formulas, hazards
+from steersman_simulator.validate import formulas, hazards, suite
+from steersman_simulator.validate.check import Asked
 
 sampling = pytest.importorskip("steersman_engine.decode.sampling")
 rejection_rule = pytest.importorskip("steersman_engine.decode.rejection_rule")
@@ -23,6 +24,14 @@ def _engine(monkeypatch):
 def test_formulas_hold():
     """V1 passes."""
     assert outside(formulas.CHECK) == []
+
+
+def test_without_an_engine_v1_says_what_it_left_out(monkeypatch):
+    """The rejection rule is the engine's; where none is installed, that is no secret."""
+    monkeypatch.setattr(formulas, "rejection_rule", lambda: None)
+    result = suite.judge(formulas.CHECK, Asked(), clock=float)
+    assert (result.verdict, result.reason[:22]) == ("passed", "no engine is installed")
+    assert "rejection rule" in result.reason
 
 
 def test_acceptance_by_position_holds():

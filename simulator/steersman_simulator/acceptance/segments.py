@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from steersman_policies.units import UNKNOWN_SEGMENT, Fraction
+from steersman_simulator.acceptance import loops
 from steersman_simulator.acceptance.draft_table import MAX_DRAFT_TOKENS, DraftTable, Lengths
 from steersman_simulator.workload.arrival import Arrival
 from steersman_simulator.world.chance import generator
@@ -106,7 +107,7 @@ def segment_table(truth: SegmentTruth, tokens: int, chance: np.random.Generator)
         kind_drawn = chance.random(tokens)
         kind_drawn[offered == 0] = 1.0
         kinds = (kind_drawn >= truth.agreement).view(np.int8) + (kind_drawn >= revised).view(np.int8)
-        accepted = np.minimum(_continued(accepted.tobytes(), kinds.tobytes()), offered)
+        accepted = np.minimum(_continued(accepted, kinds), offered)
     return DraftTable(offered, accepted)
 
 
@@ -124,8 +125,6 @@ def _offered(truth: SegmentTruth, drawn: NDArray[np.float64]) -> Lengths:
 _EFFECT_LIMIT = 12.0
 _EFFECT_ROWS = 16
 """Effects on the log-odds are told apart up to a sixteenth."""
-
-_SHALLOW = 12
 
 
 @lru_cache(maxsize=256)
@@ -152,15 +151,12 @@ def _survival_by_effect(acceptance: tuple[float, ...]) -> NDArray[np.float64]:
 def _lengths_by_effect(
     drawn: NDArray[np.float64], survival: NDArray[np.float64], effects: NDArray[np.float64]
 ) -> Lengths:
-    """As `_lengths`, each with the survival of its own effect. Few drafts need the deeper half looked at."""
+    """As `_lengths`, each with the survival of its own effect."""
     rows = ((effects.clip(-_EFFECT_LIMIT, _EFFECT_LIMIT) + _EFFECT_LIMIT) * _EFFECT_ROWS + 0.5).astype(
-        np.intp
+        np.int64
     )
-    out: Lengths = np.add.reduce(drawn[:, None] < survival[rows, :_SHALLOW], axis=1, dtype=np.uint8)
-    deep = np.flatnonzero(out == _SHALLOW)
-    if len(deep):
-        more = drawn[deep, None] < survival[rows[deep], _SHALLOW:]
-        out[deep] += np.add.reduce(more, axis=1, dtype=np.uint8)
+    out = np.empty(len(drawn), np.uint8)
+    loops.lengths_by_row(drawn, survival, rows, out)
     return out
 
 
@@ -176,45 +172,31 @@ def _stretches(mean_tokens: float, tokens: int, chance: np.random.Generator) -> 
     return chance.standard_normal(tokens)[first]
 
 
-def _continued(fresh: bytes, kinds: bytes) -> Lengths:
-    """Accepted lengths where the draft of a position may be the rest of the one before.
+def _continued(fresh: Lengths, kinds: NDArray[np.int8]) -> Lengths:
+    """As `loops.continued`.
 
-    `fresh`: those of new drafts. A new one is made where nothing is left of the one before; else kind 0 is
-    the rest, 1 the longer of both, 2 the new one.
-
-    >>> _continued(bytes([2, 7, 5, 1, 3, 0]), bytes([0, 0, 0, 0, 1, 2])).tolist()
+    >>> kinds = np.array([0, 0, 0, 0, 1, 2], np.int8)
+    >>> _continued(np.array([2, 7, 5, 1, 3, 0], np.uint8), kinds).tolist()
     [2, 1, 0, 1, 3, 0]
     """
-    out, length = bytearray(), 0
-    for new, kind in zip(fresh, kinds, strict=True):
-        if length == 0 or kind == 2:
-            length = new
-        else:
-            length -= 1
-            if kind == 1 and new > length:
-                length = new
-        out.append(length)
-    return np.frombuffer(out, np.uint8)
+    out = np.empty_like(fresh)
+    loops.continued(fresh, kinds, out)
+    return out
 
 
 def covered(coverage: float, persistence: float, drawn: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """A two-state chain with this share and lag-1 correlation, from one uniform number each.
-
-    Below P(covered | not before) a position is covered whatever came before, above P(covered |
-    covered before) it is not, and between them it is what the last decided one was.
-    """
-    enter, stay = coverage * (1.0 - persistence), still_covered(coverage, persistence, 1)
-    decided = (drawn < enter) | (drawn >= stay)
-    decided[:1] = True
-    last = np.maximum.accumulate(np.where(decided, np.arange(len(drawn)), 0))
-    states = drawn < enter
-    states[:1] = drawn[:1] < coverage
-    return states[last]
+    """A two-state chain with this share and lag-1 correlation, from one uniform number each."""
+    out = np.empty(len(drawn), np.bool_)
+    stay = still_covered(coverage, persistence, 1)
+    loops.chain(drawn, coverage, coverage * (1.0 - persistence), stay, out)
+    return out
 
 
 def _lengths(drawn: NDArray[np.float64], survival: NDArray[np.float64]) -> Lengths:
-    """How many in a row: as long as P(at least so many) is above what was drawn."""
-    return np.searchsorted(-survival, -drawn, side="left").astype(np.uint8)
+    """As `loops.lengths`."""
+    out = np.empty(len(drawn), np.uint8)
+    loops.lengths(drawn, survival, out)
+    return out
 
 
 def still_covered(coverage: float, persistence: float, tokens: int) -> float:

@@ -26,7 +26,7 @@ class ConstantSpec(_Spec, frozen=True, tag="constant"):
     acceptance: Fraction
 
 
-class ByPositionSpec(_Spec, frozen=True, tag="by-position"):
+class ByPositionSpec(_Spec, frozen=True, tag="by_position"):
     """Always a full draft; exactly one of the three says what is accepted at each position."""
 
     acceptance: dict[Segment, tuple[Fraction, ...]] = {}
@@ -59,7 +59,7 @@ class TraceSpec(_Spec, frozen=True, tag="trace"):
     pick: Pick = "order"
 
 
-class SpecdecBenchSpec(_Spec, frozen=True, tag="specdec-bench"):
+class SpecdecBenchSpec(_Spec, frozen=True, tag="specdec_bench"):
     """The same from files of SpecDecode-Bench, by segment."""
 
     paths: dict[Segment, str]
@@ -137,7 +137,7 @@ def _phase(spec: PhaseSpec, folder: Path, engine: str) -> Phase:
 def _by_position(spec: ByPositionSpec, folder: Path) -> AcceptanceTruth:
     given = [name for name in ("acceptance", "survival", "table") if getattr(spec, name)]
     if len(given) != 1:
-        raise ValueError(f"acceptance: by-position: give one of acceptance, survival, table, not {given}")
+        raise ValueError(f"acceptance: by_position: give one of acceptance, survival, table, not {given}")
     if spec.table:
         return by_position(read_positions(folder / spec.table))
     survival = {name: conditional(values) for name, values in spec.survival.items()}

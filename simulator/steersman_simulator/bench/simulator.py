@@ -27,6 +27,8 @@ from steersman_simulator.world.world import Arm, Change, Outcome, World
 BATCH = 64
 FIXED_K = 3
 REPEATS = 3
+_MOST_PER_STEP = 4.0
+"""Tokens of a request and step that this acceptance does not reach."""
 
 AT_LEAST = {
     "realtime_factor_with_controller": 100.0,
@@ -230,10 +232,13 @@ def _linearity(
 
 
 def _run(segments: int, output_tokens: int, *, controller: bool, horizon_s: float, seed: int) -> Run:
-    """A queue that never empties, up to a horizon."""
-    most_tokens = horizon_s / STEPS.step_s * BATCH * (HELLO.k_max + 1)
-    requests = 2 * BATCH + int(most_tokens / output_tokens)
-    arrivals = _poisson(requests, segments, output_tokens=output_tokens, per_s=float("inf"), seed=seed)
+    """A queue that never empties, up to a horizon: more comes than could be served at `_MOST_PER_STEP`."""
+    per_s = BATCH * _MOST_PER_STEP / STEPS.step_s / output_tokens
+    backlog = 2 * BATCH
+    requests = backlog + int(2.0 * per_s * horizon_s)
+    arrivals = _poisson(
+        requests, segments, output_tokens=output_tokens, per_s=per_s, seed=seed, backlog=backlog
+    )
     return _serve(arrivals, segments, controller=controller, horizon_s=horizon_s, seed=seed)
 
 
@@ -275,11 +280,12 @@ def _acceptance(segments: int) -> AcceptanceTruth:
 
 
 def _poisson(
-    requests: int, segments: int, *, output_tokens: int, per_s: float, seed: int
+    requests: int, segments: int, *, output_tokens: int, per_s: float, seed: int, backlog: int = 0
 ) -> Iterator[Arrival]:
+    """The first `backlog` of them are there at once."""
     chance, at_s = random.Random(seed), 0.0  # noqa: S311 - chance that replays
-    for _ in range(requests):
-        at_s += chance.expovariate(1.0) / per_s
+    for number in range(requests):
+        at_s += chance.expovariate(per_s) if number >= backlog else 0.0
         output = max(1, round(chance.uniform(0.5, 1.5) * output_tokens))
         yield Arrival(at_s, f"segment-{chance.randrange(segments)}", chance.randint(50, 400), output)
 

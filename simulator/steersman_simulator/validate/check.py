@@ -78,6 +78,8 @@ class Check(Struct, frozen=True):
     tolerance: str
     figures: Callable[[Asked], Sequence[Figure]]
     """Raises `Skip` where it may."""
+    left_out: Callable[[], str] = str
+    """Says what of the check cannot be made in this installation; empty: nothing."""
 
 
 def three_sigma(samples: Sequence[Sample], *, degrees: float = inf) -> list[Figure]:

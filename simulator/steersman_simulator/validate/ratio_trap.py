@@ -18,7 +18,7 @@ RATIO = {
 
 K_MAX = 7
 REQUESTS, OUTPUT_TOKENS = 32, 600
-WORLDS = 20
+WORLDS, FEWEST_WORLDS = 20, 8
 STEP_S, K_LASTS_S = 0.01, 0.05
 
 
@@ -51,7 +51,7 @@ def belief_samples(asked: Asked) -> list[Sample]:
     samples = []
     for alpha in RATIO:
         recorded, believed = [], []
-        for world in range(WORLDS):
+        for world in range(_worlds(asked)):
             served = _under_random_k(alpha, world, asked)
             recorded.append(speculation(served.steps)["segments"][SEGMENT]["position_acceptance"])
             believed.append(next(b for b in served.belief if b.segment == SEGMENT).acceptance)
@@ -65,7 +65,11 @@ def belief_samples(asked: Asked) -> list[Sample]:
 
 def figures(asked: Asked) -> list[Figure]:
     """The trap, and the way out."""
-    return three_sigma(ratio_samples(asked)) + three_sigma(belief_samples(asked), degrees=WORLDS - 1)
+    return three_sigma(ratio_samples(asked)) + three_sigma(belief_samples(asked), degrees=_worlds(asked) - 1)
+
+
+def _worlds(asked: Asked) -> int:
+    return max(FEWEST_WORLDS, asked.count(WORLDS))
 
 
 def _under_random_k(alpha: float, world: int, asked: Asked) -> Served:

@@ -18,11 +18,10 @@ def show(results: Sequence[Result]) -> None:
         right = column in {"expected", "found", "allowed", "s"}
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for r in results:
-        figure = r.figure or r.reason
         numbers = [_number(r.expected), _number(r.found), _number(r.allowed)]
         colour = _COLOURS[r.verdict]
         verdict = f"[{colour}]{r.verdict}[/]"
-        table.add_row(r.check, r.name, figure, *numbers, verdict, f"{r.seconds:.1f}")
+        table.add_row(r.check, r.name, r.figure, *numbers, verdict, f"{r.seconds:.1f}")
     console = Console(file=sys.stdout, highlight=False)
     console.print(table)
     for r in results:
@@ -31,6 +30,12 @@ def show(results: Sequence[Result]) -> None:
             for f in r.outside:
                 line = f"  {f.what}: expected {_number(f.expected)}, found {_number(f.found)}"
                 console.print(f"{line}, allowed {_number(f.tolerance)}", markup=False)
+    reasons: dict[str, list[str]] = {}
+    for r in results:
+        if r.verdict != "failed" and r.reason:
+            reasons.setdefault(r.reason, []).append(r.check)
+    for reason, checks in reasons.items():
+        console.print(f"\n{', '.join(checks)}: {reason}", markup=False)
     verdicts = [r.verdict for r in results]
     console.print(
         f"\n{verdicts.count('passed')} passed, {verdicts.count('failed')} failed, "

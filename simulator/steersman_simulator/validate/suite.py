@@ -54,7 +54,7 @@ class Result(Struct, frozen=True):
     what: str
     verdict: Literal["passed", "failed", "skipped"]
     reason: str
-    """Why it was skipped, or how many figures failed; empty where it passed."""
+    """Why it was skipped, how many figures failed, or what of a check that passed was left out."""
     tolerance: str
     figure: str
     expected: float | None
@@ -90,7 +90,7 @@ def judge(check: Check, asked: Asked, clock: Clock) -> Result:
     worst = max(figures, key=lambda f: f.strain, default=None)
     # A check that holds nothing against anything has shown nothing.
     failed = bool(outside) or not (figures or skipped)
-    reason = f"{len(outside)} of {len(figures)} figures outside" if failed else skipped
+    reason = f"{len(outside)} of {len(figures)} figures outside" if failed else skipped or check.left_out()
     return Result(
         check=check.number,
         name=check.name,

@@ -1,6 +1,7 @@
 """V4: tokens per step on the public traces, every request walked through the world under a fixed K."""
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 from steersman_policies.acceptance_trace import AcceptanceRecord
 from steersman_simulator.acceptance.exact import ExactAcceptance
@@ -57,7 +58,9 @@ def _cell(name: str, served: Served, k: int, tokens: float) -> Iterator[Figure]:
     if drafter == "eagle3" and k == len(HAZARDS[data_set]):
         (segment,) = metrics["segments"].values()
         by_position = segment["position_acceptance"]
-        for j, (expected, at) in enumerate(zip(HAZARDS[data_set], by_position, strict=True), start=1):
+        for j, (expected, at) in enumerate(
+            zip_longest(HAZARDS[data_set], by_position, fillvalue=0.0), start=1
+        ):
             yield Figure(f"{name}, K = {k}: acceptance of position {j}", expected, at, 1e-3)
 
 
