@@ -54,7 +54,7 @@ class Traffic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag
     """Only so many; 0: all."""
     loop: Annotated[int, Meta(ge=1, le=10**6)] = 1
     """Served so many times, one after the other."""
-    load: Positive = 1.0
+    load: Annotated[float, Meta(ge=1e-3, le=1e3)] = 1.0
     """So many times as dense."""
     time_warp: tuple[Stretch, ...] = ()
     segments: dict[Segment, Positive] = {}

@@ -119,7 +119,6 @@ class Batch:
             slots = 0 if preempted else self.shape.max_batch - len(self.decoding)
             chunks, gave_way = self.admission.chunks(now_s, budget, slots)
             if gave_way:
-                self.totals.preemptions += 1
                 preempted = True
         prefill = sum([chunk for _, chunk in chunks])
         tokens += prefill
@@ -167,7 +166,6 @@ class Batch:
         if self.admission.prefilling:
             live = self.admission.prefilling.pop()
             self.admission.requeue(live, live.blocks)
-            self.totals.preemptions += 1
             return
         live, row = self.decoding.pop(), self.rows.count - 1
         values = self.rows.values[:, row].tolist()
@@ -177,7 +175,6 @@ class Batch:
         if values[kernels.DONE]:
             self.admission.release(live, values[kernels.BLOCKS])
             return
-        self.totals.preemptions += 1
         live.committed_tokens = values[kernels.COMMITTED]
         live.counts = counts_of(values)
         self.admission.requeue(live, values[kernels.BLOCKS])

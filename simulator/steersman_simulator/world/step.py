@@ -32,7 +32,6 @@ class Totals(Struct, gc=False):
     prefill_tokens: int = 0
     target_tokens: int = 0
     padding_tokens: int = 0
-    preemptions: int = 0
     busy_s: float = 0.0
     verify_s: float = 0.0
     draft_s: float = 0.0
