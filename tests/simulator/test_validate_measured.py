@@ -14,10 +14,10 @@ from steersman_simulator.world import kernels
 SMALL = {"V6": 0.2, "V8": 0.3}
 
 
-@pytest.fixture
-def journal(experiment, write_recording, tmp_path):
+@pytest.fixture(scope="module")
+def journal(experiment, write_recording, tmp_path_factory):
     """A recording of off, K = 4 and steered, by an engine that is itself simulated."""
-    return write_recording(tmp_path / "journal.bin", experiment(60, seed=3).events)
+    return write_recording(tmp_path_factory.mktemp("v11") / "journal.bin", experiment(60, seed=3).events)
 
 
 def test_measured_speedups_hold():
@@ -51,7 +51,14 @@ def test_the_crossover_holds():
     assert outside(crossover.CHECK, scale=SMALL["V8"]) == []
 
 
-@pytest.mark.parametrize("fault", ["no knee", "drafts for nothing", "a draft too short"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "no knee",
+        pytest.param("drafts for nothing", marks=pytest.mark.slow),
+        pytest.param("a draft too short", marks=pytest.mark.slow),
+    ],
+)
 def test_a_wrong_cost_fails_v8(monkeypatch, fault):
     """Forgetting the knee, or the drafter, or the last draft token is seen."""
     if fault == "no knee":
@@ -82,6 +89,7 @@ def test_what_is_fitted_is_not_scored(recorded):
     assert recording.split([off, fixed, steered]) == ([off, steered], [fixed])
 
 
+@pytest.mark.slow
 def test_slower_steps_fail_v11(monkeypatch, journal):
     """A truth that is 15 % too slow is seen in ITL and E2E."""
     right = StepTruth.sampler

@@ -44,11 +44,10 @@ def figures(asked: Asked) -> list[Figure]:
 def constants(k: int, steps: float) -> tuple[float, float]:
     """C1 and C2: seconds of a request alone, and what each other request adds.
 
-    To the `steps` that decode comes one that prefills, and half a step until that one begins.
+    To the `steps` that decode comes one that prefills a token, and half a step until that one begins.
     """
-    steps += 1.5
-    tokens_s = TRUTH.per_token_s * (k + 1)
-    return steps * (TRUTH.step_s + tokens_s + TRUTH.per_draft_token_s * k), steps * tokens_s
+    tokens_s = TRUTH.per_token_s * (steps * (k + 1) + 1)
+    return (steps + 1.5) * TRUTH.step_s + tokens_s + steps * TRUTH.per_draft_token_s * k, tokens_s
 
 
 def _latency_and_steps(k: int, per_s: float, number: int, asked: Asked) -> tuple[float, float]:
@@ -64,7 +63,7 @@ def _latency_and_steps(k: int, per_s: float, number: int, asked: Asked) -> tuple
 
 
 def fit(rates: NDArray[np.float64], latencies: Sequence[float]) -> tuple[float, float, float]:
-    """C1, C2 and R2 of L = C1 / (1 - rate x C2), by least squares on L.
+    """C1, C2, and R2 (of L), of L = C1 / (1 - rate x C2), by least squares on log L.
 
     >>> [round(x, 3) for x in fit(np.array([0.1, 0.2, 0.3]), [1 / 0.9, 1 / 0.8, 1 / 0.7])]
     [1.0, 1.0, 1.0]
@@ -74,7 +73,9 @@ def fit(rates: NDArray[np.float64], latencies: Sequence[float]) -> tuple[float, 
     found = np.asarray(latencies)
     slope, start = np.polyfit(rates, 1.0 / found, 1)
     first = (1.0 / start, -slope / start)
-    (c1, c2), _ = curve_fit(lambda rate, c1, c2: c1 / (1.0 - rate * c2), rates, found, p0=first)
+    # On logarithms: the longest latencies are also the least certain ones.
+    form = lambda rate, c1, c2: np.log(c1) - np.log1p(-rate * c2)  # noqa: E731
+    (c1, c2), _ = curve_fit(form, rates, np.log(found), p0=first)
     left = found - c1 / (1.0 - rates * c2)
     return float(c1), float(c2), 1.0 - float(left @ left) / float(((found - found.mean()) ** 2).sum())
 
