@@ -183,7 +183,7 @@ def test_report_of_a_run_without_simulation_says_why(live: Live) -> None:
 
 def test_content_decides_not_the_tag(live: Live, make_world: Callable[..., World]) -> None:
     """With the tags exchanged K per segment is exchanged too: it follows what is accepted."""
-    truth: Any = make_world()._acceptance
+    truth: Any = make_world()._acceptance[0]
     swapped = AcceptanceTruth(
         truth.segments | {"edit": truth.segments["chat"], "chat": truth.segments["edit"]}
     )
