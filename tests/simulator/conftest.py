@@ -14,21 +14,14 @@ from steersman_controller.trace.journal import JournalWriter, encode_event
 from steersman_policies.messages import Fingerprint, Hello
 from steersman_simulator.acceptance.segments import AcceptanceTruth, SegmentTruth
 from steersman_simulator.simulate import started
-from steersman_simulator.truths.constant import ConstantSteps
 from steersman_simulator.workload.arrival import Arrival
 from steersman_simulator.world.shape import Shape
 from steersman_simulator.world.world import Arm, Change, Outcome, World
 
-sys.path.insert(0, str(Path(__file__).parent))  # for the module of made-up steps beside this file
+sys.path.insert(0, str(Path(__file__).parent))  # for the made-up modules beside this file
 
-STEPS = ConstantSteps(
-    step_s=0.03,
-    per_token_s=0.002,
-    per_context_token_s=2e-6,
-    per_draft_token_s=1e-4,
-    per_drafting_request_s=2e-4,
-    host_s=0.001,
-)
+from made_truths import STEPS
+
 ACCEPTANCE = AcceptanceTruth(
     {
         "unknown": SegmentTruth(0.5, 0.3, (1.0,), (0.6,)),

@@ -7,9 +7,9 @@ from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
-from conftest import STEPS
 from hypothesis import given
 from hypothesis import strategies as st
+from made_truths import STEPS
 from msgspec.structs import replace
 from replay_world import goodput, replayed, served
 
@@ -22,9 +22,9 @@ from steersman_policies.plan import Explore, Plan
 from steersman_simulator.replay import estimate as estimating
 from steersman_simulator.replay.propensity import Propensities, at_least
 from steersman_simulator.replay.resample import resampled
-from steersman_simulator.replay.show import encode_result
 from steersman_simulator.replay.survival import Survival, survival
 from steersman_simulator.replay.visits import Visits
+from steersman_simulator.report.show import encode_result
 from steersman_simulator.world.chance import generator
 
 EXPLORING = ("fixed", {"k": 2, "explore": 0.5})

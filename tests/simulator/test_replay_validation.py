@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import STEPS
+from made_truths import STEPS
 from replay_world import NoisySteps, goodput, replayed, served
 
 SEEDS = 20

@@ -1,7 +1,7 @@
 """`steersman train`: from evidence to a bundle and its figures."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from steersman_controller.progress import Progress
 from steersman_controller.trace.segment_facts import SegmentFacts
 from steersman_controller.train.bundle import (
     FORMAT,
@@ -41,9 +42,6 @@ from steersman_controller.train.table_file import members
 from steersman_controller.whole_file import write_whole
 from steersman_policies.messages import Fingerprint
 from steersman_policies.segmenter import Segmenter
-
-Progress = Callable[[str, float], None]
-"""Told what is being done and the fraction that is done."""
 
 
 class Request(Struct, frozen=True):

@@ -1,32 +1,12 @@
 """What `steersman train` says while it works and when it is done."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 
 from steersman_controller.train.card import card_lines, percent
-from steersman_controller.train.run import Progress, Trained
-
-
-@contextmanager
-def progress_on(stream: TextIO) -> Iterator[Progress]:
-    """A bar on a terminal; silence anywhere else."""
-    if not stream.isatty():
-        yield _silence
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(file=stream), transient=True) as bar:
-        task = bar.add_task("starting", total=1.0)
-        yield lambda text, done: bar.update(task, description=text, completed=done)
-
-
-def _silence(text: str, done: float) -> None:
-    del text, done
+from steersman_controller.train.run import Trained
 
 
 def result_of(trained: Trained, out: Path | None) -> dict[str, Any]:

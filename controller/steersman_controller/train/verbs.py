@@ -60,9 +60,10 @@ def train(
     Models compete on batch sizes left out; the affine fit is shown beside them. With --target-config and
     --device alone the tables come from data sheets.
     """
+    from steersman_controller.progress import progress_on
     from steersman_controller.train.request import request_of
     from steersman_controller.train.run import train as run
-    from steersman_controller.train.show import progress_on, result_lines, result_of
+    from steersman_controller.train.show import result_lines, result_of
 
     request = request_of(
         step_times=step_times,

@@ -15,11 +15,12 @@ from msgspec import Struct
 from steersman_controller.events import ControllerConfig
 from steersman_controller.sidecar.serving import collect_rarely
 from steersman_policies.machine import machine, version
-from steersman_policies.messages import Fingerprint, Hello, StepReport
+from steersman_policies.messages import StepReport
 from steersman_simulator.acceptance.segments import AcceptanceTruth, SegmentTruth
 from steersman_simulator.simulate import started
 from steersman_simulator.truths.constant import ConstantSteps
 from steersman_simulator.workload.arrival import Arrival
+from steersman_simulator.world.hello import plain_hello
 from steersman_simulator.world.requests import Finished
 from steersman_simulator.world.shape import Shape
 from steersman_simulator.world.world import Arm, Change, Outcome, World
@@ -42,18 +43,7 @@ STEPS = ConstantSteps(
 )
 """About 10 ms a step at the batch above."""
 
-HELLO = Hello(
-    fingerprint=Fingerprint("bench", "1", "target", "drafter", "1", "eagle", "none", "bf16", "none", "eager"),
-    k_max=8,
-    reachable_k=tuple(range(9)),
-    k_floor=0,
-    launch_k=0,
-    max_batch=BATCH,
-    per_request_k=True,
-    draft_timing=True,
-    confidence=False,
-    drafter_state_survives_off=True,
-)
+HELLO = plain_hello(8, BATCH)
 
 
 class Columns:

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from steersman_controller.train.run import Progress
+from steersman_controller.progress import Progress
 from steersman_policies.units import UNKNOWN_SEGMENT
 from steersman_simulator.acceptance.by_position import by_position
 from steersman_simulator.fidelity.k_table import (

@@ -6,7 +6,7 @@ where its pace is another one than in the fitted windows, something else was on 
 pace of the neighbouring windows instead was tried, and made predictions on a quiet machine worse.)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from steersman_controller.events import ControllerConfig
+from steersman_controller.progress import Progress
 from steersman_controller.trace.recording import read_recording
 from steersman_policies.messages import RequestReport, StepReport
 from steersman_policies.policy import did_you_mean
@@ -34,9 +35,6 @@ ALLOWED = {
 
 STILL = ("off", "fixed")
 """Policies whose K does not depend on what was learned: what one would record to predict the others."""
-
-Progress = Callable[[str, float], None]
-"""What is being done, and the share that is done."""
 
 
 class Score(Struct, frozen=True):
@@ -148,7 +146,7 @@ def predict(
     runs: dict[int, list[_Run]] = {number: [] for number in scored}
     for seed in range(seeds):
         if progress is not None:
-            progress(f"seed {seed}", seed / seeds)
+            progress(f"simulating seed {seed}", seed / seeds)
         outcome = rerun(trace, truth, config, seed=seed)
         for number in scored:
             runs[number].append(_run_of(outcome, number))

@@ -29,20 +29,19 @@ def bench_recording(
     """
     import msgspec
 
+    from steersman_controller.progress import progress_on
     from steersman_simulator.fidelity.recorded import fidelity_of
     from steersman_simulator.report.summary import rounded
 
-    def tell(text: str, done: float) -> None:
-        print(f"simulating {text}, {done:.0%} done", file=sys.stderr)
-
-    found = fidelity_of(
-        recording,
-        fit_policies=[word.strip() for word in fit_policies.split(",") if word.strip()],
-        fit_numbers=_numbers(fit_windows),
-        engine_id=engine,
-        seeds=seeds,
-        progress=tell if sys.stderr.isatty() else None,
-    )
+    with progress_on(sys.stderr) as progress:
+        found = fidelity_of(
+            recording,
+            fit_policies=[word.strip() for word in fit_policies.split(",") if word.strip()],
+            fit_numbers=_numbers(fit_windows),
+            engine_id=engine,
+            seeds=seeds,
+            progress=progress,
+        )
     if json_output:
         print(msgspec.json.encode(rounded(msgspec.to_builtins(found))).decode())
     else:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from steersman_controller.train.run import Progress
+from steersman_controller.progress import Progress
 from steersman_policies.messages import RequestReport
 from steersman_simulator.acceptance.segments import ConstantAcceptance
 from steersman_simulator.fidelity.measured_run import MeasuredRequest, arrivals_of, read_run

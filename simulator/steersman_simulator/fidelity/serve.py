@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 
-from steersman_policies.messages import Fingerprint, Hello, RequestReport, StepReport
+from steersman_policies.messages import RequestReport, StepReport
 from steersman_simulator.acceptance.draft_table import Acceptance
 from steersman_simulator.truths.step_work import Truth
 from steersman_simulator.workload.arrival import Arrival
+from steersman_simulator.world.hello import plain_hello
 from steersman_simulator.world.requests import Finished
 from steersman_simulator.world.shape import Shape
 from steersman_simulator.world.world import Arm, World
@@ -18,7 +19,7 @@ def serve(
     seen = _Finished()
     world = World(
         started=None,
-        hello=_hello(k, shape),
+        hello=plain_hello(k, shape.max_batch),
         shape=shape,
         truth=truth,
         acceptance=acceptance,
@@ -54,19 +55,3 @@ class _Finished:
 
     def on_reject(self, request: int, reason: str) -> None:
         """The outcome has it."""
-
-
-def _hello(k: int, shape: Shape) -> Hello:
-    fingerprint = Fingerprint("simulated", "", "", "", "", "", "", "", "simulated", "")
-    return Hello(
-        fingerprint=fingerprint,
-        k_max=k,
-        reachable_k=tuple(range(k + 1)),
-        k_floor=0,
-        launch_k=k,
-        max_batch=shape.max_batch,
-        per_request_k=False,
-        draft_timing=False,
-        confidence=False,
-        drafter_state_survives_off=True,
-    )

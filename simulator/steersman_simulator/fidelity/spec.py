@@ -5,9 +5,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from steersman_controller.progress import Progress
 from steersman_controller.sidecar.config import read_yaml
 from steersman_controller.sidecar.shape import shaped
-from steersman_controller.train.run import Progress
 from steersman_simulator.fidelity.choice_of_k import compare_table
 from steersman_simulator.fidelity.k_table import TableSpec
 from steersman_simulator.fidelity.runs import RunsSpec, compare_runs

@@ -23,7 +23,7 @@ def bench_fidelity(
     kind: k_table - runs by drafter, K and concurrency; fitted at low concurrency on one data set, it predicts
     the rest, and the best K. Exit code 1 where an error is above its limit. See docs/fidelity.md.
     """
-    from steersman_controller.train.show import progress_on
+    from steersman_controller.progress import progress_on
     from steersman_simulator.fidelity.show import lines
     from steersman_simulator.fidelity.spec import compare, read_fidelity
 

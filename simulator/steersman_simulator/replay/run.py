@@ -1,13 +1,14 @@
 """`steersman replay`: a recording and some policies in, estimated step goodput out."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
+from steersman_controller.progress import Progress
 from steersman_controller.trace.recording import Recording, read_recording
 from steersman_policies.messages import RequestReport
 from steersman_policies.policy import did_you_mean
@@ -18,9 +19,6 @@ from steersman_simulator.replay.evidence import evidence
 from steersman_simulator.replay.logged import Logged, Targets, never, policy_label, read_logged
 from steersman_simulator.replay.result import Choice, Settings, result_of
 from steersman_simulator.replay.shadow import Shadow
-
-Progress = Callable[[str, float | None], None]
-"""Told what is being done, and which fraction of it is, where that is known."""
 
 OFF: Choice = ("off", {})
 

@@ -1,44 +1,16 @@
 """What a person sees of a replay, and the files it leaves."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from steersman_simulator.replay.run import Progress
-from steersman_simulator.report.summary import rounded
+from steersman_simulator.report.show import encode_result
 
 _WIDTH = 120
 """Of what goes into a file or a pipe."""
-
-
-def encode_result(result: dict[str, Any]) -> bytes:
-    """The JSON of a result: same result, same bytes."""
-    return msgspec.json.encode(rounded(result), order="sorted")
-
-
-@contextmanager
-def progress_on(stream: TextIO) -> Iterator[Progress]:
-    """A bar on a terminal; silence anywhere else."""
-    if not stream.isatty():
-        yield _silence
-        return
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(file=stream), transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda text, done: bar.update(
-            task, description=text, completed=done or 0.0, total=None if done is None else 1.0
-        )
-
-
-def _silence(text: str, done: float | None) -> None:
-    del text, done
 
 
 def show(result: dict[str, Any], console: Console | None = None) -> None:

@@ -30,9 +30,11 @@ def replay(
     The real controller and executor decide again on the recorded telemetry. Smaller K are exact, larger ones
     need a recording with exploration. Exit code 2 where one cannot be estimated. Says nothing of queueing.
     """
+    from steersman_controller.progress import progress_on
     from steersman_simulator.replay import show
     from steersman_simulator.replay.result import Settings
     from steersman_simulator.replay.run import replay_policies
+    from steersman_simulator.report.show import encode_result
 
     settings = Settings(
         trace=trace,
@@ -45,12 +47,12 @@ def replay(
     )
     if out is not None:
         show.prepare(out)
-    with show.progress_on(sys.stderr) as progress:
+    with progress_on(sys.stderr) as progress:
         result = replay_policies(settings, progress)
     if out is not None:
         show.write(out, result)
     if json_output:
-        print(show.encode_result(result).decode())
+        print(encode_result(result).decode())
     else:
         show.show(result)
     return 2 if result["refused"] else 0

@@ -12,8 +12,8 @@ from steersman_policies.units import UNKNOWN_SEGMENT
 from steersman_policies.view import SegmentBelief, StepCost, View
 from steersman_simulator.acceptance.segments import expected_tokens
 from steersman_simulator.validate.check import Asked, Check, Figure
-from steersman_simulator.validate.serving import hello
 from steersman_simulator.world.chance import generator
+from steersman_simulator.world.hello import plain_hello
 
 TOKENS = {
     0.5: {1: 1.5, 2: 1.75, 3: 1.875, 4: 1.9375, 5: 1.9688, 7: 1.9922, 10: 1.9990},
@@ -164,7 +164,7 @@ def _view(beliefs: Sequence[SegmentBelief], *, draft_s: Callable[[int], float], 
     )
     return View(
         now_s=0.0,
-        hello=hello(k_max, SLOTS),
+        hello=plain_hello(k_max, SLOTS),
         fingerprint="",
         mode="steer",
         next_plan_id=1,

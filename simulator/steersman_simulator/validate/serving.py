@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from steersman_controller.events import ControllerConfig
-from steersman_policies.messages import Fingerprint, Hello, StepReport
+from steersman_policies.messages import StepReport
 from steersman_policies.view import SegmentBelief
 from steersman_simulator.acceptance.draft_table import Acceptance
 from steersman_simulator.simulate import started
 from steersman_simulator.truths.step_work import Truth
 from steersman_simulator.workload.arrival import Arrival
 from steersman_simulator.world.cluster import ENGINE_ID
+from steersman_simulator.world.hello import plain_hello
 from steersman_simulator.world.shape import Shape
 from steersman_simulator.world.world import Arm, Change, Outcome, World
 
@@ -46,25 +47,6 @@ class Served(Struct, frozen=True):
         return found
 
 
-def hello(k_max: int, max_batch: int) -> Hello:
-    """An engine in which every K up to `k_max` is reachable, by request."""
-    fingerprint = Fingerprint(
-        "simulated", "1", "target", "drafter", "1", "eagle", "none", "float16", "none", ""
-    )
-    return Hello(
-        fingerprint=fingerprint,
-        k_max=k_max,
-        reachable_k=tuple(range(k_max + 1)),
-        k_floor=0,
-        launch_k=0,
-        max_batch=max_batch,
-        per_request_k=True,
-        draft_timing=True,
-        confidence=False,
-        drafter_state_survives_off=True,
-    )
-
-
 def serve(
     arrivals: Sequence[Arrival],
     *,
@@ -77,7 +59,7 @@ def serve(
     """Serve the arrivals in one world without a controller, under a fixed K."""
     world = World(
         started=None,
-        hello=hello(max(k, 1), max_batch),
+        hello=plain_hello(max(k, 1), max_batch),
         shape=Shape(max_batch, PREFILL_BUDGET_TOKENS),
         truth=truth,
         acceptance=acceptance,
@@ -100,7 +82,7 @@ def watched(
     first, *_ = changes
     world = World(
         started=started(ControllerConfig(plan_interval_s=PLAN_INTERVAL_S), "fixed", {"k": first[1]}),
-        hello=hello(max(k for _, k in changes), max_batch),
+        hello=plain_hello(max(k for _, k in changes), max_batch),
         shape=Shape(max_batch, PREFILL_BUDGET_TOKENS),
         truth=truth,
         acceptance=acceptance,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from steersman_controller.progress import Progress
 from steersman_policies.policy import did_you_mean
 from steersman_simulator.validate import (
     closed_batch,
@@ -42,8 +43,6 @@ MOST_SHOWN = 10
 """Figures outside their tolerance that a result lists."""
 
 Clock = Callable[[], float]
-Progress = Callable[[str, float], None]
-"""Told what is being done and the fraction that is done."""
 
 
 class Result(Struct, frozen=True):

@@ -27,7 +27,7 @@ def validate(
     """
     import time
 
-    from steersman_controller.train.show import progress_on
+    from steersman_controller.progress import progress_on
     from steersman_simulator.report.show import encode_result
     from steersman_simulator.validate.check import Asked
     from steersman_simulator.validate.show import show
