@@ -5,6 +5,10 @@ from msgspec import Struct
 from steersman_controller.events import Received
 from steersman_policies.messages import Hello
 
+LEAP = 1_000
+"""Frames this far from the place where a stream stands are believed when another one follows them: one
+damaged sequence number must not shut an engine out."""
+
 PAST_EPOCHS = 64
 """Boots of an engine that are remembered, so that their late frames are known to be old."""
 
@@ -26,6 +30,10 @@ class Stream(Struct):
     """Missing sequence numbers."""
     duplicate: int = 0
     """Repeated or late ones, not applied."""
+    far: int = 0
+    """Frames far from where the stream stood, that nothing had confirmed yet: not applied."""
+    far_sequence: int = -1
+    """The last of them."""
     old_epoch: int = 0
     before_hello: int = 0
     """Frames that came before the first hello of their boot: not applied."""
@@ -42,6 +50,9 @@ class Stream(Struct):
                 self.before_hello += 1
                 return False
             self._boot(event.epoch, event.at_s)
+        if not self._is_near(event):
+            self.far, self.far_sequence = self.far + 1, event.sequence
+            return False
         if event.sequence <= self.sequence:
             self.duplicate += 1
             return False
@@ -52,6 +63,23 @@ class Stream(Struct):
         kind = str(event.record.__struct_config__.tag)
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         self.dropped_by_engine = event.dropped
+        return True
+
+    def _is_near(self, event: Received) -> bool:
+        """Whether it comes where frames are expected, or follows one that came from as far away.
+
+        Only hellos can prove that the stream stands too far ahead: other records may be old ones again.
+        """
+        ahead = event.sequence - self.sequence
+        if self.sequence < 0 or abs(ahead) <= LEAP or (ahead < 0 and not isinstance(event.record, Hello)):
+            return True
+        if self.far_sequence < 0 or not 0 < event.sequence - self.far_sequence <= LEAP:
+            return False
+        if ahead < 0:
+            self.sequence = self.far_sequence
+        else:
+            self.lost -= 1  # the one before it did come
+        self.far_sequence = -1
         return True
 
     def _revives(self, event: Received) -> bool:
@@ -69,3 +97,4 @@ class Stream(Struct):
         self.boots += 1
         self.booted_s = at_s
         self.epoch, self.sequence = epoch, self.past_epochs.pop(epoch, -1)
+        self.far_sequence = -1

@@ -100,6 +100,51 @@ def test_loss_and_repetition_are_counted_exactly() -> None:
     assert reports(fleet) == 5
 
 
+@pytest.mark.parametrize("damaged", [1 << 52, 5_000], ids=["far", "not so far"])
+def test_a_damaged_sequence_number_shuts_nobody_out(damaged: int) -> None:
+    """The frame is counted and not applied; those after it are."""
+    fleet = Fleet(started())
+    sender = Sender(fleet)
+    sender.send(HELLO)
+    for step in range(60):
+        sender.send(report(step))
+    frame = sender.frame(report(60))
+    fleet.apply(msgspec.structs.replace(frame, sequence=frame.sequence + damaged))
+    for step in range(61, 160):
+        sender.send(report(step))
+    stream = fleet.streams["e"]
+    assert reports(fleet) == 159
+    assert (stream.far, stream.lost, stream.duplicate) == (1, 1, 0)
+
+
+def test_a_stream_that_begins_with_a_damaged_number_is_found_again() -> None:
+    """Two hellos from behind it say where the engine really is; its other frames until then are left out."""
+    fleet = Fleet(started())
+    sender = Sender(fleet)
+    fleet.apply(msgspec.structs.replace(sender.frame(HELLO), sequence=1 << 52))
+    for step in range(10):
+        sender.send(report(step))
+    assert reports(fleet) == 0
+    for _ in range(2):
+        sender.send(HELLO)
+    for step in range(10, 20):
+        sender.send(report(step))
+    assert reports(fleet) == 10
+
+
+def test_a_long_outage_costs_one_frame() -> None:
+    """Behind a gap of any length the stream goes on when a second frame follows; loss is counted exactly."""
+    fleet = Fleet(started())
+    sender = Sender(fleet)
+    sender.send(HELLO)
+    sender.sequence += 50_000
+    for step in range(10):
+        sender.send(report(step))
+    stream = fleet.streams["e"]
+    assert reports(fleet) == 9
+    assert (stream.far, stream.lost) == (1, 50_000)
+
+
 def test_a_new_boot_keeps_belief_and_drops_the_lease() -> None:
     """The same engine booted again goes on with what was learned; late frames of the old boot do nothing."""
     fleet = Fleet(started())

@@ -101,6 +101,7 @@ def rebuilt(bundle: Path, members: dict[str, bytes], compression: int = zipfile.
             lambda m, t: {MANIFEST: m.replace(b'"by":', b'"extra":1,"by":'), TABLES: t},
             "unknown field `extra`",
         ),
+        (lambda m, t: {MANIFEST: b'{"a":' * 50_000, TABLES: t}, "recursion depth"),
         (lambda m, t: {MANIFEST: m, TABLES: t[:-8] + b"\0" * 8}, "do not match their SHA-256"),
         (lambda m, t: {MANIFEST: m, TABLES: t + b"\0"}, "bytes of tables, the manifest says"),
         (lambda m, t: {MANIFEST: b"not json", TABLES: t}, "no bundle"),

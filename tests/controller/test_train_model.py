@@ -11,6 +11,7 @@ import train_truth as truth
 
 from steersman_controller.train.cells import Cells, shapes
 from steersman_controller.train.choice import evaluate_choice, read_served
+from steersman_controller.train.compiled import compile_tables
 from steersman_controller.train.intervals import Residuals, residuals
 from steersman_controller.train.models import CANDIDATES, AffineModel, Model
 from steersman_controller.train.physics import PhysicsModel, fit_physics
@@ -42,6 +43,23 @@ def test_left_out_batch_sizes_are_predicted_and_better_than_by_the_affine_fit(ce
     inside = (cells.batch > 1) & (cells.batch < 128)
     assert errors[inside].mean() < 0.04
     assert errors.mean() < affine.mean()
+
+
+def test_requests_may_cost_something_whatever_their_k_is() -> None:
+    """Sampling and scheduling cost per request, not per token: that is predicted, and planners are told."""
+    rng = np.random.default_rng(0)
+    batch, k = (grid.ravel() for grid in np.meshgrid([1.0, 2, 4, 8, 16, 32], [0.0, 1, 2, 3, 4]))
+    cells = shapes(batch, k)
+    true_s = (10.0 + 0.3 * batch + 0.05 * cells.tokens + np.where(k > 0, 2.0 + k, 0.0)) / 1e3
+    noise = np.exp(0.02 * rng.standard_normal(len(cells)))
+    cells = replace(cells, seconds=true_s * noise, steps=np.ones(len(cells)))
+    found = select(cells, CANDIDATES)
+    errors = np.abs(found.out_of_fold.seconds / cells.seconds - 1.0)
+    affine = np.abs(found.out_of_fold.affine_s / cells.seconds - 1.0)
+    assert errors.mean() < 1.5 * affine.mean()
+    tables = compile_tables(fit_physics(cells, requests=True), cells, 0.02)
+    assert tables.cost.other_at(32) - tables.cost.other_at(1) == pytest.approx(31 * 0.3e-3, rel=0.15)
+    assert tables.cost_error < 1e-6
 
 
 def test_no_model_is_scored_on_a_batch_size_that_it_has_seen(cells: Cells) -> None:

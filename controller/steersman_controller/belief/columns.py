@@ -25,6 +25,15 @@ NOT_ASKED: tuple[NotDrafted, ...] = ("grammar", "length_limit", "invalid_state")
 
 LARGEST = 1e15
 
+MOST_TOKENS = float(1 << 24)
+"""No forward reads more of prompts, and no request has a longer context."""
+
+LEAST_S = 1e-9
+"""No forward is faster."""
+
+PADDING_TOKENS = 1024.0
+"""A captured graph fills a forward up to twice its tokens and so many more, at most."""
+
 TRIPLE, LARGEST_IN_A_BYTE = 0x93, 0x7F
 """Msgpack: what an array of three begins with, and up to which number one byte is the number itself."""
 
@@ -170,7 +179,10 @@ def _arrays(reports: Sequence[StepReport], k_max: int) -> tuple[Columns, Mask]:
     if not possible.all():
         sane[step[~possible]] = False
     sane &= numbers[8] <= k_max
-    sane &= (numbers[:3].max(axis=0) > 0.0) | (numbers[6] == 0.0)  # no forward takes no time
+    sane &= (numbers[:3].max(axis=0) >= LEAST_S) | (numbers[6] == 0.0)  # no forward takes no time
+    sane &= (numbers[5] <= MOST_TOKENS) & (numbers[7] <= MOST_TOKENS * numbers[4])
+    most = 2.0 * ((k_max + 1.0) * numbers[4] + numbers[5]) + PADDING_TOKENS
+    sane &= (numbers[6] <= most) & (numbers[10] <= most)
     sane &= added_up(step, requests, len(reports)) <= numbers[4]
     sane &= numbers[4] + added_up(step[group], drafted * count, len(reports)) <= numbers[6]
 

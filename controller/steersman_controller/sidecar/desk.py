@@ -143,7 +143,7 @@ def _engine(sidecar: "Sidecar", engine_id: str, now_s: float) -> EngineStatus:
         alike=status.alike,
         frames=stream.frames,
         frames_lost=stream.lost,
-        frames_duplicate=stream.duplicate + stream.old_epoch,
+        frames_duplicate=stream.duplicate + stream.old_epoch + stream.far,
         prior=status.prior,
         restart=status.restart,
     )

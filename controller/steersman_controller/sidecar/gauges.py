@@ -33,7 +33,7 @@ def refresh(sidecar: "Sidecar", now_s: float) -> None:
         stream = fleet.streams[engine]
         metrics.heard(engine, stream.kinds, now_s - sidecar.peers[engine].heard_s)
         metrics.reach("frames_lost", stream.lost, engine)
-        metrics.reach("frames_duplicate", stream.duplicate + stream.old_epoch, engine)
+        metrics.reach("frames_duplicate", stream.duplicate + stream.old_epoch + stream.far, engine)
         metrics.reach("engine_dropped", stream.dropped_by_engine, engine)
         metrics.reach("sends_dropped", sidecar.telemetry.dropped(engine), engine)
         metrics.set("silent_seconds", now_s - sidecar.peers[engine].heard_s, engine)

@@ -40,7 +40,10 @@ TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 _COUNTERS: Final = {
     "frames": ("Valid frames from the engine, by kind of record.", ["engine", "kind"]),
     "frames_lost": ("Frames that never arrived: gaps in the sequence.", ["engine"]),
-    "frames_duplicate": ("Frames that arrived again or from an older boot.", ["engine"]),
+    "frames_duplicate": (
+        "Frames that came again, from an older boot, or far from their place.",
+        ["engine"],
+    ),
     "engine_dropped": ("Records the engine had to drop before sending.", ["engine"]),
     "sends_dropped": ("Plans and leases that could not be handed to the network.", ["engine"]),
     "wire_errors": ("Frames refused, by reason.", ["reason"]),

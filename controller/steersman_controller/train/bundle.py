@@ -189,7 +189,7 @@ def decode_bundle(content: bytes, where: str) -> Bundle:
         tables = _checked(manifest, packed)
         if encode_bundle(manifest, packed) != content:
             raise ValueError("holds something besides manifest and tables")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: no bundle: {error}") from None
     return Bundle(manifest, tables)
 

@@ -93,7 +93,9 @@ def _projected(model: Model, cells: Cells) -> PhysicsModel:
     """The sum of physical terms closest to the model where there is evidence."""
     unknown = np.full(len(cells), np.nan)
     return fit_physics(
-        replace(cells, seconds=model.seconds(cells), draft_s=unknown, verify_s=unknown), jumps=True
+        replace(cells, seconds=model.seconds(cells), draft_s=unknown, verify_s=unknown),
+        jumps=True,
+        requests=True,
     )
 
 
@@ -106,7 +108,8 @@ def _step_cost(model: PhysicsModel, cells: Cells, ks: tuple[int, ...], relative_
         prefills = (0, max(round(float(np.median(cells.prefill[cells.prefill > 0]))), 1))
     requests = (1, int(cells.batch.max())) if cells.batch.max() > 1 else (1,)
     counts = np.array(requests, dtype=np.float64)
-    host_s = _host_s(cells)
+    by_requests_s = model.part_s(shapes(counts, 0.0 * counts), "other")
+    host_s = max(_host_s(cells) - float(np.median(model.part_s(cells, "other"))), 0.0)
 
     def verify_s(context: int, prefill: int) -> tuple[float, ...]:
         whole = model.part_s(_forward(tokens, context, prefill), "verify")
@@ -121,7 +124,7 @@ def _step_cost(model: PhysicsModel, cells: Cells, ks: tuple[int, ...], relative_
         draft_s=tuple(
             _row(model.part_s(shapes(counts, np.full(len(counts), float(k))), "draft")) for k in ks
         ),
-        other_s=(host_s,) * len(requests),
+        other_s=_row(host_s + by_requests_s),
         relative_error=min(relative_error, 1.0),
     )
 

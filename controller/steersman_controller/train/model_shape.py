@@ -81,7 +81,7 @@ def read_shape(path: Path) -> ModelShape:
     """The shape in a `config.json`. Raises ValueError naming file, key and what is allowed."""
     try:
         config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: no config.json ({error})") from None
     return shape_of(config, str(path))
 

@@ -75,6 +75,7 @@ CANDIDATES: dict[str, Fit] = {
     "physics": fit_physics,
     "physics, jumps": partial(fit_physics, jumps=True),
     "physics, filling": partial(fit_physics, fills=True),
+    "physics, requests": partial(fit_physics, requests=True),
     "boosting": BoostedModel,
 }
 """By name, the simplest first: it wins ties."""

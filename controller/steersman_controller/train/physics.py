@@ -1,7 +1,7 @@
 """A step-time model in the shape of the hardware: a non-negative sum of things that take time.
 
-``seconds = constant + curve(tokens in the forward) + context + prefill + draft(K, requests)``, where the
-curve is piecewise linear and may jump at graph and tile boundaries, and where no more requests than
+``seconds = constant + curve(tokens in the forward) + requests + context + prefill + draft(K, requests)``,
+where the curve is piecewise linear and may jump at graph and tile boundaries, and where no more requests than
 fit into the KV pool run at once. Every coefficient is >= 0. So time never falls when work is added, but for
 the extra cost of single graph buckets, which was measured: 80 tokens do take longer than 96 on some devices.
 Nothing is said about the best K, which may rise or fall with the batch.
@@ -42,7 +42,7 @@ CEILING_STEPS = 12
 CEILING_GAIN = 0.5
 """A ceiling is believed if it leaves at most this much of the squared error."""
 
-Part: TypeAlias = Literal["verify", "draft"]
+Part: TypeAlias = Literal["verify", "draft", "other"]
 _Ceilings: TypeAlias = Callable[[float | None], tuple[float | None, float | None]]
 
 
@@ -62,7 +62,8 @@ class PhysicsModel(Struct, frozen=True):
         return np.maximum(total, 1e-9)
 
     def part_s(self, cells: Cells, part: Part) -> Floats:
-        """Seconds of the target's forward, or of drafting, with as many requests as the cells say."""
+        """Seconds of the target's forward, of drafting, or of what each request costs whatever its K is; with
+        as many requests as the cells say."""
         mine = np.array([part_of(term) == part for term in self.terms])
         design = _design(cells, self.terms, cells.batch)
         total: Floats = design[:, mine] @ np.array(self.coefficients)[mine]
@@ -92,14 +93,16 @@ class PhysicsModel(Struct, frozen=True):
         return tuple(sorted(found))
 
 
-def fit_physics(cells: Cells, *, jumps: bool = False, fills: bool = False) -> PhysicsModel:
+def fit_physics(
+    cells: Cells, *, jumps: bool = False, fills: bool = False, requests: bool = False
+) -> PhysicsModel:
     """The model with the smallest squared *relative* error. Needs at least one cell.
 
     `jumps`: the curve may jump up at `EDGES`. `fills`: it may be steep at first and flatten, by `FILLS`;
-    without them it only ever gets steeper.
+    without them it only ever gets steeper. `requests`: each may cost something whatever its K is.
     Where `draft_s` is known of all drafting cells, drafting is fitted to it and the rest to what remains.
     """
-    terms = _terms(cells, jumps, fills)
+    terms = _terms(cells, jumps, fills, requests)
     smooth = tuple(term for term in terms if not term.startswith(("jump", "bucket")))
     loaded = _best_ceiling(cells, smooth, cells.loaded, lambda at: (at, None))
     bare = _best_ceiling(cells, smooth, ~cells.loaded, lambda at: (loaded, at))
@@ -120,10 +123,12 @@ def bucket_of(tokens: Floats) -> Floats:
 
 def part_of(term: str) -> Part:
     """Which part of a step a term belongs to."""
+    if term == "requests":
+        return "other"
     return "draft" if term.startswith(("draft", "depth")) else "verify"
 
 
-def _terms(cells: Cells, jumps: bool, fills: bool) -> tuple[str, ...]:
+def _terms(cells: Cells, jumps: bool, fills: bool, requests: bool) -> tuple[str, ...]:
     """Only what the cells can speak for."""
     terms = ["constant", "tokens"]
     distinct = np.unique(cells.tokens)
@@ -145,6 +150,9 @@ def _terms(cells: Cells, jumps: bool, fills: bool) -> tuple[str, ...]:
     # Each graph bucket that was seen may cost extra: tiles make 80 tokens slower than 96 on some devices.
     seen = np.unique(bucket_of(cells.tokens))[:MOST_BUCKETS]
     terms += [f"bucket:{int(at)}" for at in seen]
+    # Apart from the tokens only where batches were seen at several K.
+    if requests and len(distinct) > len(np.unique(cells.batch)):
+        terms.append("requests")
     if (cells.context > 0).any():
         terms.append("context")
     if (cells.prefill > 0).any():
@@ -169,6 +177,7 @@ def _design(cells: Cells, terms: Sequence[str], running: Floats) -> Floats:
         "constant": np.ones(len(cells)),
         "tokens": tokens,
         "context": cells.context * running / cells.batch,
+        "requests": running,
         "prefill": cells.prefill,
         "any_prefill": (cells.prefill > 0).astype(np.float64),
         "draft": drafting,

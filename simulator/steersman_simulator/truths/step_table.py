@@ -151,7 +151,8 @@ def _of_drafter(cells: Cells, loaded: bool) -> Cells:
 
 def _row(cells: Cells, model: PhysicsModel) -> _Row:
     drafting = model.part_s(cells, "draft")
-    share = drafting / np.maximum(drafting + model.part_s(cells, "verify"), 1e-12)
+    rest = model.part_s(cells, "verify") + model.part_s(cells, "other")
+    share = drafting / np.maximum(drafting + rest, 1e-12)
     draft_s = np.where(np.isfinite(cells.draft_s), cells.draft_s, share * cells.seconds)
     draft_s = np.where(cells.k > 0.0, np.minimum(draft_s, cells.seconds), 0.0)
     batches = tuple(int(batch) for batch in np.unique(cells.batch))
