@@ -100,7 +100,9 @@ class Fleet:
         return self.tick(event.engine_id, event.at_s).plan
 
     def _received(self, event: Received) -> Plan | None:
-        stream = self.streams.setdefault(event.engine_id, Stream())
+        stream = self.streams.get(event.engine_id)
+        if stream is None:
+            stream = self.streams[event.engine_id] = Stream()
         boots = stream.boots
         if not stream.accept(event):
             return None

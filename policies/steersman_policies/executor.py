@@ -17,6 +17,7 @@ state or the new one, never a mixture.
 """
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from msgspec import Struct
 
@@ -71,14 +72,17 @@ class Fallback(Struct, frozen=True):
         return self.proposal_length[bucket(self.batch_edges, batch)]
 
 
-class _Settled(Struct, frozen=True, gc=False):
-    """A look-up whose K are all in force: a step in the same place needs no other."""
+_Place: TypeAlias = tuple[int, int, bool]
+"""Batch bucket, context bucket, and whether the step carries prefill: which cell speaks."""
 
-    plan: Plan
-    place: tuple[int, int, bool]
-    decision: Decision
-    chance: int
+
+class _Settled(Struct, frozen=True, gc=False):
+    """Look-ups in a plan whose K are all in force: a step in the same place needs no other."""
+
+    plan: Plan | None = None
+    chance: int = 0
     """The plan's share of the hash that exploration draws from."""
+    decisions: dict[_Place, Decision] = {}
 
 
 class Executor:
@@ -97,7 +101,7 @@ class Executor:
         """The K that each segment has now."""
         self._since: dict[str, tuple[int, float]] = {}
         """Step and seconds of its last change."""
-        self._settled: _Settled | None = None
+        self._settled = _Settled()
 
     def adopt(self, plan: Plan) -> PlanAck:
         """Put a plan in force, or refuse it and keep the last good one.
@@ -183,17 +187,17 @@ class Executor:
         return Decision(lengths, plan.plan_id, "shadow", switched, would_be=would_be)
 
     def _steer(self, load: Load, plan: Plan, now_s: float) -> Decision:
-        place = _place(plan, load)
-        settled = self._settled
+        place, settled = _place(plan, load), self._settled
+        if settled.plan is not plan:
+            chance = 0 if plan.explore is None else mix(plan.explore.seed, plan.plan_id)
+            settled = self._settled = _Settled(plan, chance)
+        steady = settled.decisions.get(place)
         if (
-            settled is not None
-            and settled.plan is plan
-            and settled.place == place
+            steady is not None
             and not load.deficit
-            and settled.decision.proposal_length.keys() == load.decode_requests.keys()
+            and steady.proposal_length.keys() == load.decode_requests.keys()
         ):
-            return self._explore(settled.decision, plan, settled.chance + load.step)
-        chance = 0 if plan.explore is None else mix(plan.explore.seed, plan.plan_id)
+            return self._explore(steady, plan, settled.chance + load.step)
         lengths, reason = self._looked_up(plan, load)
         if self._dwell(lengths, load.step, plan, now_s):
             lengths, reason = self._together(lengths), "dwell"
@@ -201,9 +205,9 @@ class Executor:
         stay = _stay(lengths, plan.explore)
         if reason == "table":
             steady = Decision(lengths, plan.plan_id, reason, False, probability=stay)
-            self._settled = _Settled(plan, place, steady, chance)
+            settled.decisions[place] = steady
         decision = Decision(lengths, plan.plan_id, reason, switched, probability=stay)
-        return self._explore(decision, plan, chance + load.step)
+        return self._explore(decision, plan, settled.chance + load.step)
 
     def _looked_up(self, plan: Plan, load: Load) -> tuple[dict[str, int], str]:
         lengths, reason = table_lookup(plan, load)
@@ -265,7 +269,7 @@ class Executor:
                 switched = switched or held is not None
                 self._held[segment] = k
                 self._since[segment] = (step, now_s)
-                self._settled = None
+                self._settled.decisions.clear()
         return switched
 
 
@@ -273,12 +277,13 @@ def _stay(lengths: Mapping[str, int], explore: Explore | None) -> float:
     """P(no exploration): a segment whose K is all there is to try cannot be moved."""
     if explore is None or not lengths:
         return 1.0
-    movable = sum(any(k != other for other in explore.k_set) for k in lengths.values())
+    only = {*explore.k_set}
+    movable = sum([not only <= {k} for k in lengths.values()])
     return 1.0 - explore.epsilon * movable / len(lengths)
 
 
-def _place(plan: Plan, load: Load) -> tuple[int, int, bool]:
-    """Batch bucket, context bucket, and whether the step carries prefill: which cell speaks."""
+def _place(plan: Plan, load: Load) -> _Place:
+    """Where a step lies in the tables of a plan."""
     batch = bucket(plan.batch_edges, sum(load.decode_requests.values()))
     return batch, bucket(plan.context_edges, load.mean_context_tokens), load.prefill_tokens > 0
 
