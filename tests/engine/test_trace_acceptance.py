@@ -10,6 +10,7 @@ import pytest
 import torch
 from tiny_models import drain, engine_of, model_of, prompts, submit, target_of
 
+from steersman_engine.decode.model import load_causal_lm, load_tokenizer
 from steersman_engine.decode.request import Request, Sampling
 from steersman_engine.drafters.prompt_lookup import PromptLookup
 from steersman_engine.rows import StepRows
@@ -197,3 +198,25 @@ def test_bad_logs_are_refused_in_one_line(
         command.run(settings(source, tmp_path / "t.jsonl", **changes), lambda _: None)
     assert all(word in str(error.value) for word in words), str(error.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+
+
+@pytest.mark.slow
+def test_the_bundled_model_drafts_its_own_text_to_the_end(tmp_path: Path) -> None:
+    """With its tokenizer, from text or ids: what it wrote itself is all accepted, other people's is not."""
+    model = load_causal_lm(None)
+    tokenizer = load_tokenizer(None)
+    prompt = tokenizer.encode("The capital of France is")
+    own = greedy(model, prompt, 20)
+    lines = [
+        {"prompt_token_ids": prompt, "output_token_ids": own},
+        {"prompt": "The capital of France is", "output": " Paris, and the capital of Zebra is purple rain!"},
+    ]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked = settings(source, tmp_path / "t.jsonl", method="draft-model", tokenizer="bundled")
+    found = command.run(asked, lambda read: None)
+    one, two = read_trace(tmp_path / "t.jsonl")
+    assert one.accepted_by_position == tuple(min(8, left) for left in range(20, 0, -1))
+    assert set(two.offered_by_position) == {8}
+    assert 0 < sum(accepted > 0 for accepted in two.accepted_by_position) < two.output_tokens
+    assert (found["coverage"], found["k_max"]) == (1.0, 8)

@@ -73,5 +73,5 @@ def load_draft_model(source: str | None, device: str | None) -> DraftModelMethod
     """From a folder, a hub id, or (None) the bundled model. Raises FileNotFoundError or ValueError."""
     from steersman_engine.decode.model import load_causal_lm
 
-    model, _ = load_causal_lm(source, device)
+    model = load_causal_lm(source, device)
     return DraftModelMethod(model, "bundled" if source is None else Path(source).name)
