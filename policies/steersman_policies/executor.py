@@ -76,13 +76,14 @@ _Place: TypeAlias = tuple[int, int, bool]
 """Batch bucket, context bucket, and whether the step carries prefill: which cell speaks."""
 
 
-class _Settled(Struct, frozen=True, gc=False):
-    """Look-ups in a plan whose K are all in force: a step in the same place needs no other."""
+class _LookedUp(Struct, frozen=True, gc=False):
+    """What a plan says, by place, for the segments that were live there the last time."""
 
     plan: Plan | None = None
     chance: int = 0
     """The plan's share of the hash that exploration draws from."""
     decisions: dict[_Place, Decision] = {}
+    """As if every K were in force already."""
 
 
 class Executor:
@@ -101,7 +102,7 @@ class Executor:
         """The K that each segment has now."""
         self._since: dict[str, tuple[int, float]] = {}
         """Step and seconds of its last change."""
-        self._settled = _Settled()
+        self._looked_up = _LookedUp()
 
     def adopt(self, plan: Plan) -> PlanAck:
         """Put a plan in force, or refuse it and keep the last good one.
@@ -181,35 +182,45 @@ class Executor:
         return Decision(lengths, plan_id, reason, switched)
 
     def _shadow(self, load: Load, plan: Plan, now_s: float) -> Decision:
-        would_be, _ = self._looked_up(plan, load)
+        would_be, _ = self._look_up(plan, load)
         lengths = dict.fromkeys(load.decode_requests, self._launch_k(load))
         switched = self._hold(lengths, load.step, now_s)
         return Decision(lengths, plan.plan_id, "shadow", switched, would_be=would_be)
 
     def _steer(self, load: Load, plan: Plan, now_s: float) -> Decision:
-        place, settled = _place(plan, load), self._settled
-        if settled.plan is not plan:
-            chance = 0 if plan.explore is None else mix(plan.explore.seed, plan.plan_id)
-            settled = self._settled = _Settled(plan, chance)
-        steady = settled.decisions.get(place)
-        if (
-            steady is not None
-            and not load.deficit
-            and steady.proposal_length.keys() == load.decode_requests.keys()
-        ):
-            return self._explore(steady, plan, settled.chance + load.step)
-        lengths, reason = self._looked_up(plan, load)
+        said = self._said(load, plan)
+        wanted = said.proposal_length
+        if wanted.items() <= self._held.items():  # all of them are in force
+            return self._explore(said, plan, load.step)
+        lengths, reason = wanted.copy(), said.reason
         if self._dwell(lengths, load.step, plan, now_s):
             lengths, reason = self._together(lengths), "dwell"
         switched = self._hold(lengths, load.step, now_s)
         stay = _stay(lengths, plan.explore)
-        if reason == "table":
-            steady = Decision(lengths, plan.plan_id, reason, False, probability=stay)
-            settled.decisions[place] = steady
         decision = Decision(lengths, plan.plan_id, reason, switched, probability=stay)
-        return self._explore(decision, plan, settled.chance + load.step)
+        return self._explore(decision, plan, load.step)
 
-    def _looked_up(self, plan: Plan, load: Load) -> tuple[dict[str, int], str]:
+    def _said(self, load: Load, plan: Plan) -> Decision:
+        """What the plan says here."""
+        looked_up = self._looked_up
+        if looked_up.plan is not plan:
+            chance = 0 if plan.explore is None else mix(plan.explore.seed, plan.plan_id)
+            looked_up = self._looked_up = _LookedUp(plan, chance)
+        place = _place(plan, load)
+        said = looked_up.decisions.get(place)
+        if (
+            said is None
+            or load.deficit
+            or said.reason != "table"
+            or said.proposal_length.keys() != load.decode_requests.keys()
+        ):
+            lengths, reason = self._look_up(plan, load)
+            stay = _stay(lengths, plan.explore)
+            said = Decision(lengths, plan.plan_id, reason, False, probability=stay)
+            looked_up.decisions[place] = said
+        return said
+
+    def _look_up(self, plan: Plan, load: Load) -> tuple[dict[str, int], str]:
         lengths, reason = table_lookup(plan, load)
         return self._together(lengths), reason
 
@@ -219,12 +230,12 @@ class Executor:
             return lengths
         return dict.fromkeys(lengths, max(lengths.values()))
 
-    def _explore(self, decision: Decision, plan: Plan, chance: int) -> Decision:
+    def _explore(self, decision: Decision, plan: Plan, step: int) -> Decision:
         """Perhaps another K: on one segment, each as likely, or on all where they share one."""
         explore = plan.explore
         if explore is None or decision.probability >= 1.0:
             return decision
-        draw = mix(chance)
+        draw = mix(self._looked_up.chance + step)
         if (draw >> 11) * 2.0**-53 >= explore.epsilon:
             return decision
         draw = mix(draw)
@@ -269,7 +280,6 @@ class Executor:
                 switched = switched or held is not None
                 self._held[segment] = k
                 self._since[segment] = (step, now_s)
-                self._settled.decisions.clear()
         return switched
 
 

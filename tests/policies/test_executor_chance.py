@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman_policies.codec import fingerprint_digest
-from steersman_policies.executor import Decision, Executor, Load, _Settled, mix
+from steersman_policies.executor import Decision, Executor, Load, _LookedUp, mix
 from steersman_policies.messages import Fingerprint, Hello, Lease
 from steersman_policies.plan import Dwell, Explore, Plan
 
@@ -227,7 +227,7 @@ def test_a_look_up_that_is_remembered_changes_nothing(moments: list[Any], dwell_
             executor.paused = event == "pause"
             decisions.append(executor.decide(situation, 5.0 if event == "no lease" else 0.5))
         assert decisions[0] == decisions[1]
-        forgetful._settled = _Settled()
+        forgetful._looked_up = _LookedUp()
 
 
 @pytest.fixture
