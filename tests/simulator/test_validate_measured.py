@@ -85,8 +85,8 @@ def test_a_recording_is_simulated_again(journal):
 def test_what_is_fitted_is_not_scored(recorded):
     """Of a policy that served twice one window is fitted and one scored; else every second one is scored."""
     off, fixed, steered = engine_trace(recorded.events).windows
-    assert recording.split([off, fixed, off, fixed]) == ([off, fixed], [off, fixed])
-    assert recording.split([off, fixed, steered]) == ([off, steered], [fixed])
+    assert recording.split([off, fixed, off, fixed]) == ([0, 1], [2, 3])
+    assert recording.split([off, fixed, steered]) == ([0, 2], [1])
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from steersman_policies.messages import RequestReport, StepReport
 from steersman_policies.policy import did_you_mean
 from steersman_simulator.report.summary import summary
 from steersman_simulator.simulate import fit_windows, rerun
-from steersman_simulator.truths.recorded import pace
+from steersman_simulator.truths.recorded import StepTruth, pace
 from steersman_simulator.windows import EngineTrace, engine_trace
 from steersman_simulator.world.world import Outcome
 
@@ -59,7 +59,13 @@ class Scored(Struct, frozen=True):
     policy: str
     windows: tuple[int, ...]
     requests: int
+    pace: float | None
+    """Measured over fitted seconds of their steps; None where no step tells."""
     scores: tuple[Score, ...]
+
+    def score(self, figure: str) -> Score:
+        """Of one figure."""
+        return next(score for score in self.scores if score.figure == figure)
 
 
 class WindowPace(Struct, frozen=True):
@@ -152,7 +158,7 @@ def predict(
             runs[number].append(_run_of(outcome, number))
     labels = dict.fromkeys(trace.windows[number].label for number in scored)
     found = tuple(
-        _scored(label, [n for n in scored if trace.windows[n].label == label], trace, runs)
+        _scored(label, [n for n in scored if trace.windows[n].label == label], trace, truth.steps, runs)
         for label in labels
     )
     passed = all(score.passed for one in found for score in one.scores)
@@ -170,14 +176,17 @@ def _run_of(outcome: Outcome, arm: int) -> _Run:
     )
 
 
-def _scored(label: str, numbers: Sequence[int], trace: EngineTrace, runs: dict[int, list[_Run]]) -> Scored:
+def _scored(
+    label: str, numbers: Sequence[int], trace: EngineTrace, truth: StepTruth, runs: dict[int, list[_Run]]
+) -> Scored:
     live = [_Run(trace.windows[n].steps, trace.windows[n].requests) for n in numbers]
     measured = _figures(live)
     simulated = [_figures(list(by_window)) for by_window in zip(*(runs[n] for n in numbers), strict=True)]
     scores = tuple(
         _score(figure, measured[figure], [figures[figure] for figures in simulated]) for figure in ALLOWED
     )
-    return Scored(label, tuple(numbers), sum(len(run.requests) for run in live), scores)
+    its_pace = pace(truth, [step for run in live for step in run.steps])
+    return Scored(label, tuple(numbers), sum(len(run.requests) for run in live), its_pace, scores)
 
 
 def _score(figure: str, measured: float, simulated: Sequence[float]) -> Score:
