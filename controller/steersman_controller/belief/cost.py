@@ -288,18 +288,16 @@ class CostModel:
         fitted = self._forward_now()
         curve = self.verify.curve_s(fitted)
         per_context, per_request, per_prefill, any_prefill = self.verify.terms_s(fitted)
-        contexts, settled = self._contexts, self._as_settled()
+        settled = self._as_settled()
         prefills = (0, max(round(prefill_tokens), 1)) if prefill_tokens > 0.0 else (0,)
-        extra = per_context * np.array(contexts, np.float64)
-        planes = [
-            np.maximum(curve + (extra + per_prefill * n + (any_prefill if n else 0.0))[:, None], 0.05 * curve)
-            for n in prefills
-        ]
+        extra = np.array([per_prefill * n + (any_prefill if n else 0.0) for n in prefills])
+        extra = extra[:, None] + per_context * np.array(self._contexts, np.float64)
+        verify_s = np.maximum(curve + extra[:, :, None], 0.05 * curve).tolist()
         return StepCost(
             tokens_grid=self._tokens,
-            context_grid_tokens=contexts,
+            context_grid_tokens=self._contexts,
             prefill_grid_tokens=prefills,
-            verify_s=tuple(tuple(map(tuple, plane.tolist())) for plane in planes),
+            verify_s=tuple([tuple(map(tuple, plane)) for plane in verify_s]),
             requests_grid=self._requests,
             draft_s=settled.draft_s,
             # What a request costs in the forward whatever its draft is no matter of tokens: it goes here.
