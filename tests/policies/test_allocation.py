@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from steersman_policies import allocation
-from steersman_policies.allocation import Batch, Menu
+from steersman_policies.allocation import Batch
+from steersman_policies.candidates import Menu
 from steersman_policies.conformance import example_view
 from steersman_policies.plan import Plan
 from steersman_policies.policy import Memory
