@@ -25,11 +25,11 @@ SHORTEST_S = 1e-9
 
 
 Block: TypeAlias = tuple[Ladder, int, int, int, int, float, float, float, float, float]
-"""Candidates of a ladder in one batch, over which all seconds are linear: the ladder, their first and end; the
-point of the grid of tokens before them and the one after, the draft tokens per live request with which the
-forward would be at the former, and by what the difference between the two is to be multiplied for a draft token
-per request; then seconds of all but the forward: the least of them, those without any request that is asked, and
-by share of the requests asked."""
+"""Candidates of a ladder in one batch, over which all seconds are linear: the ladder, the first and the end;
+the point of the grid of tokens before them and the one after, the draft tokens per live request with which
+the forward would be at the former, and by what the difference of the two is to be multiplied for one; then
+seconds of all but the forward: the least of them, those without any request that is asked, and those by share
+of the requests asked."""
 
 
 class Outcome(NamedTuple):

@@ -8,7 +8,7 @@ drafting depth: the list of a depth leaves out what is deeper.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from math import inf
 from typing import TypeAlias
 
@@ -131,9 +131,9 @@ def _ladder(depth: int, rises: list[Rise], start: Ladder) -> Ladder:
         rises,
         first + 1,
         orders[first:],
-        list(accumulate(tokens, initial=start.tokens[0]))[first + 1 :],
-        list(accumulate(drafted, initial=start.drafted[0]))[first + 1 :],
-        list(accumulate(asked, initial=start.asked[0]))[first + 1 :],
+        list(islice(accumulate(tokens, initial=start.tokens[0]), first + 1, None)),
+        list(islice(accumulate(drafted, initial=start.drafted[0]), first + 1, None)),
+        list(islice(accumulate(asked, initial=start.asked[0]), first + 1, None)),
     )
 
 

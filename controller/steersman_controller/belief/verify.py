@@ -40,6 +40,8 @@ FEATURES = 2 + TERMS
 UNITS = (32768.0, 64.0, 64.0, 1.0)
 """One unit of a term costs about as much as one forward; makes one ridge strength fit all."""
 
+_UNITS = np.array(UNITS)
+
 ROUGHNESS = 0.25
 """Pseudo-rows that pull the ratios of neighbouring knots together."""
 
@@ -131,7 +133,7 @@ class VerifyCost:
 
     def terms_s(self, curve: Curve) -> list[float]:
         """Seconds per context token, per request, per prefill token, and for any prefill at all."""
-        found: list[float] = ((curve.scale_s or self.assumed_s) * curve.terms / np.array(UNITS)).tolist()
+        found: list[float] = ((curve.scale_s or self.assumed_s) * curve.terms / _UNITS).tolist()
         return found
 
     def shape_at(self, tokens: float) -> float:
