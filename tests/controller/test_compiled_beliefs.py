@@ -92,7 +92,7 @@ def test_what_the_marks_of_a_segment_say(seed: int) -> None:
         shares.append(above)
     assert drafted_shares(offered) == pytest.approx(shares)
 
-    accepted = offered * chance.uniform(0.5, 0.5 + chance.choice([0.05, 0.4]), (9, 1))
+    accepted = offered * chance.uniform(0.5, 0.5 + 0.4 * chance.random() ** 2, (9, 1))
     mean = (accepted[0] + 0.5) / (offered[0] + 1.0)
     variance = offered[0] * mean * (1.0 - mean)
     bursts = burstiness_of(offered[0], accepted[0], 3.0)

@@ -100,6 +100,22 @@ def test_a_bound_that_is_too_tight_is_caught(monkeypatch: pytest.MonkeyPatch) ->
     assert any(found < 0.999 * wanted for found, wanted in pairs)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_of_those_that_tie_the_one_with_fewest_draft_tokens_is_taken(seed: int) -> None:
+    """Wherever it is, if it makes nearly as much as the best of all."""
+    chance = random.Random(seed)
+    view = anything(chance, tuple(range(K_MAX + 1)))
+    menu = Menu(view, view.segments, 0.0)
+    batch, row = Batch(menu, chance.randint(1, 12), 0.0), view.cost.verify_s[0][0]
+    scores = {}
+    for lengths in all_prefixes(view):
+        outcome = batch.outcome(lengths, row)
+        scores[lengths] = outcome.tokens / outcome.seconds, outcome.target_tokens
+    best = max(score for score, _ in scores.values())
+    fewest = min(tokens for score, tokens in scores.values() if score >= 0.9 * best)
+    assert scores[batch.best(row, 0.1, 0.0)][1] == pytest.approx(fewest)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_more_than_is_all_or_nothing(seed: int) -> None:
     """Just below the best it is found all the same; from the best on nothing is."""
