@@ -5,6 +5,7 @@ like chance is a hash of the seed and a count. The sidecar and the simulator run
 """
 
 from collections import Counter
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -144,21 +145,21 @@ class Controller:
 
     def view(self, now_s: float) -> View:
         """What a planner may know now."""
-        prefill_tokens = self.belief.load.prefill_tokens
+        load, hello = self.belief.load, self.hello
         return View(
             now_s=now_s,
-            hello=self.hello,
+            hello=hello,
             fingerprint=self.fingerprint,
             mode=self.mode,
             next_plan_id=self.last_plan_id + 1,
             seed=self.config.seed,
-            cost=self.belief.cost.compile(prefill_tokens),
+            cost=self.belief.cost.compile(load.prefill_tokens),
             segments=self.segments(),
-            mean_requests=self.belief.load.mean_requests,
-            mean_context_tokens=self.belief.load.mean_context_tokens,
-            prefill_tokens=prefill_tokens,
+            mean_requests=load.mean_requests,
+            mean_context_tokens=load.mean_context_tokens,
+            prefill_tokens=load.prefill_tokens,
             afresh=self._afresh or self.belief.alarms.total() > self._alarms,
-            batch_edges=batch_edges(self.hello.max_batch),
+            batch_edges=batch_edges(hello.max_batch),
             context_edges=self.config.context_edges,
             previous=self.plan_in_force,
             segmenter=self.config.segmenter,
@@ -323,6 +324,7 @@ class Controller:
             self._reissue = True
 
 
+@lru_cache(maxsize=16)
 def batch_edges(max_batch: int) -> tuple[int, ...]:
     """Right ends of the batch buckets of a plan, finer where batches are small.
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import traffic
 
+from steersman_controller.belief import shrinkage
 from steersman_controller.belief.accuracy import Accuracy
 from steersman_controller.belief.belief import Belief
 from steersman_policies.messages import Group
@@ -232,15 +233,14 @@ def test_intervals_that_blame_each_position_for_the_whole_are_caught(
 ) -> None:
     """The bursts of whole proposals put on each of their positions make intervals too wide."""
     monkeypatch.setattr(
-        "steersman_controller.belief.acceptance.burstiness_of",
-        lambda by_context, burstiness: burstiness[:, None],
+        shrinkage, "burstiness_of", lambda reached, accepted, burstiness: np.full(len(reached), burstiness)
     )
+    monkeypatch.setattr("steersman_controller.belief.acceptance.intervals", shrinkage.intervals.py_func)
     assert acceptance_coverage("bursts", runs=3, k=4, requests=16) > 0.94
 
 
 def test_intervals_that_forget_how_much_was_forgotten_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """With faded counts taken for numbers of drafts, intervals are too wide where drafts are independent."""
-    monkeypatch.setattr(
-        "steersman_controller.belief.acceptance.worth_of", lambda sums: np.ones(sums.shape[1])
-    )
+    monkeypatch.setattr(shrinkage, "worth_of", lambda drafts, twice: 1.0)
+    monkeypatch.setattr("steersman_controller.belief.acceptance.intervals", shrinkage.intervals.py_func)
     assert acceptance_coverage("two kinds", runs=3) > 0.93

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from steersman_policies import allocation
-from steersman_policies.allocation import Batch, Menu
+from steersman_policies.allocation import Batch
+from steersman_policies.candidates import Menu
 from steersman_policies.conformance import example_view
 from steersman_policies.plan import Plan
 from steersman_policies.policy import Memory
@@ -97,6 +98,20 @@ def test_a_bound_that_is_too_tight_is_caught(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(allocation, "ROUNDING", -0.2)
     pairs = [best_score(anything(random.Random(seed), tuple(range(K_MAX + 1))), 7) for seed in range(40)]
     assert any(found < 0.999 * wanted for found, wanted in pairs)
+
+
+def test_of_those_that_tie_the_one_with_fewest_draft_tokens_is_taken() -> None:
+    """Wherever it is, if it makes nearly as much as the best of all."""
+    for seed in range(120):
+        chance = random.Random(seed)
+        view, tie = anything(chance, (0, 2, 3, 6)), chance.uniform(0.05, 0.4)
+        batch = Batch(Menu(view, view.segments, 0.0), chance.randint(1, 12), 0.0)
+        row = view.cost.verify_s[0][0]
+        outcomes = {lengths: batch.outcome(lengths, row) for lengths in all_prefixes(view)}
+        best = max(outcome.tokens / outcome.seconds for outcome in outcomes.values())
+        enough = (1.0 - tie) * best
+        ties = [one.target_tokens for one in outcomes.values() if one.tokens / one.seconds >= enough]
+        assert outcomes[batch.best(row, tie, 0.0)].target_tokens == pytest.approx(min(ties)), seed
 
 
 @pytest.mark.parametrize("seed", range(20))

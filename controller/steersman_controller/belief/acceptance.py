@@ -24,31 +24,19 @@ from msgspec import Struct
 
 from steersman_controller.belief.arrays import Array, Counts, Mask, added_up
 from steersman_controller.belief.columns import Columns
-from steersman_controller.belief.estimate import PRIOR, Estimate
+from steersman_controller.belief.estimate import NORMAL_Q95, PRIOR, Estimate
 from steersman_controller.belief.evidence import (
     ASKED,
     DRAFTED,
+    DRAFTED_TWICE,
     INVALID,
     KEEP_ASKED,
     Evidence,
     EvidenceState,
-    Positions,
 )
+from steersman_controller.belief.expected import Expected, expected_of
 from steersman_controller.belief.prior import Prior
-from steersman_controller.belief.shrinkage import (
-    STRENGTH_CONTEXT,
-    STRENGTH_ENGINE,
-    apart_by_k,
-    burstiness_of,
-    drafted_shares,
-    engine_means,
-    expected_coverage,
-    expected_of,
-    interval,
-    means,
-    refined,
-    worth_of,
-)
+from steersman_controller.belief.shrinkage import STRENGTH_CONTEXT, intervals, means
 from steersman_controller.belief.signals import Signals, SignalsState
 from steersman_policies.units import MAX_SEGMENTS
 from steersman_policies.view import SegmentBelief
@@ -78,6 +66,7 @@ class Acceptance:
     def __init__(self, k_max: int, prior: Prior | None = None) -> None:
         self.k_max = k_max
         self.prior = prior
+        self._leaning: tuple[dict[str, int], Expected] | None = None
         self.evidence = Evidence(k_max)
         self.signals = Signals(k_max)
         contexts = self.evidence.state.by_context.shape[2]
@@ -186,46 +175,75 @@ class Acceptance:
         """Belief about each segment of `rows`, as present in the context buckets of ``presence[row]``
         (weights, any scale). `burstiness`: by row, the variance of sums of drafts against independent ones.
         """
-        sums = self.evidence.sums()
-        by_context = self.evidence.by_context()
-        whole = Positions(by_context.reached.sum(axis=1), by_context.accepted.sum(axis=1))
-        offered, by_k = self.evidence.by_k()
-        engine, coverage = engine_means(whole, sums, fleet)
-        expected = None if self.prior is None else expected_of(self.prior, rows, self.k_max)
-        mean, weight = means(by_context, whole, presence, engine, expected)
-        leaning = (
-            np.full(MAX_SEGMENTS, coverage.mean),
-            np.full(MAX_SEGMENTS, min(coverage.weight, STRENGTH_ENGINE)),
+        state, sums, gains = self.evidence.state, self.evidence.sums(), self.evidence.gains()
+        which, expected = np.array(list(rows.values())), self._expected(rows)
+        mean, weight, drafted_share, reached, accepted, coverage = means(
+            which,
+            state.by_context,
+            state.by_k[0],
+            sums[ASKED],
+            sums[DRAFTED],
+            gains,
+            presence,
+            *expected,
+            *fleet,
+            PRIOR.mean,
         )
-        if self.prior is not None:
-            leaning = expected_coverage(self.prior, rows, leaning, sums[ASKED])
-        share = refined(*leaning, sums[DRAFTED], sums[ASKED])[0]
-        mean, drafted_share = self.signals.untrimmed(mean, drafted_shares(offered))
-        by_signal = self.signals.beliefs()
-        worth = worth_of(sums)
-        low, high = interval(mean, weight, worth[:, None] / burstiness_of(whole, burstiness))
-        apart = apart_by_k(by_k, mean, worth / burstiness)
+        mean, drafted_share = self.signals.untrimmed(mean, drafted_share)
+        low, high, told, by_itself = intervals(
+            which,
+            state.by_k,
+            sums[DRAFTED],
+            sums[DRAFTED_TWICE],
+            gains,
+            mean,
+            weight,
+            reached,
+            accepted,
+            burstiness,
+            NORMAL_Q95,
+        )
         # Asking in vain is evidence too: what is hardly ever drafted is known to be so.
         known = np.maximum(sums[DRAFTED], sums[ASKED] / 4.0)
         invalid = sums[INVALID] / np.maximum(sums[ASKED] + sums[INVALID], 1e-9)
-        by_row = np.stack([shares, known, share, invalid], axis=1).tolist()
-        by_position = np.stack([mean, low, drafted_share, high], axis=1).tolist()
+        by_row = np.array((shares, known, coverage, invalid))[:, which].T.tolist()
+        by_position = np.array((mean[which], low, drafted_share[which], high)).transpose(1, 0, 2).tolist()
+        apart = _apart(told, by_itself) if told.any() else {}
+        by_signal = self.signals.beliefs()
         return tuple(
-            SegmentBelief(
-                segment=name,
-                share=by_row[row][0],
-                weight=by_row[row][1],
-                coverage=by_row[row][2],
-                acceptance=tuple(by_position[row][0]),
-                acceptance_low=tuple(by_position[row][1]),
-                drafted_share=tuple(by_position[row][2]),
-                acceptance_high=tuple(by_position[row][3]),
-                invalid_state_share=by_row[row][3],
-                by_k=apart.get(row, {}),
-                by_signal=by_signal.get(row, {}),
-            )
-            for name, row in rows.items()
+            [
+                SegmentBelief(
+                    segment=name,
+                    share=numbers[0],
+                    weight=numbers[1],
+                    coverage=numbers[2],
+                    acceptance=tuple(positions[0]),
+                    acceptance_low=tuple(positions[1]),
+                    drafted_share=tuple(positions[2]),
+                    acceptance_high=tuple(positions[3]),
+                    invalid_state_share=numbers[3],
+                    by_k=apart.get(index, {}),
+                    by_signal=by_signal.get(row, {}),
+                )
+                for index, ((name, row), numbers, positions) in enumerate(
+                    zip(rows.items(), by_row, by_position, strict=True)
+                )
+            ]
         )
+
+    def _expected(self, rows: Mapping[str, int]) -> Expected:
+        """What the prior counts for; the same while the segments are."""
+        if self._leaning is None or self._leaning[0] != rows:
+            self._leaning = dict(rows), expected_of(self.prior, rows, self.k_max)
+        return self._leaning[1]
+
+
+def _apart(told: Mask, by_itself: Array) -> dict[int, dict[int, tuple[float, ...]]]:
+    """Acceptance by commanded K, of the segments in which it differs from K to K."""
+    return {
+        index: {k: tuple(by_itself[index, k].tolist()) for k in np.flatnonzero(told[index]).tolist()}
+        for index in np.flatnonzero(told.any(axis=1)).tolist()
+    }
 
 
 def _standardised(difference: Array, variance: Array) -> Array:

@@ -161,9 +161,7 @@ class Belief:
         """Belief about each known segment, `unknown` included, by name; it leans on `fleet`."""
         load = self.load
         bursts = self._watch.long_run_variance()[ACCEPTANCE]
-        return self._acceptance.beliefs(
-            load.rows, load.shares(), load.state.presence, np.maximum(bursts, 1.0), fleet
-        )
+        return self._acceptance.beliefs(load.rows, load.shares(), load.state.presence, bursts, fleet)
 
     def bursts(self) -> dict[str, tuple[float, float]]:
         """By segment, where measured: lag-1 autocorrelation of the residuals of acceptance by step, and

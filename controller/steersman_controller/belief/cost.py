@@ -121,6 +121,7 @@ class CostModel:
         self._contexts = _context_grid(self.max_batch)
         # All that is linear in the requests needs two grid points.
         self._requests = (1, self.max_batch) if self.max_batch > 1 else (1,)
+        self._grids = np.array(self._contexts, np.float64), np.array(self._requests, np.float64)
         self._hosts = np.zeros(((self.k_max + 1) * len(self._requests), WIDTH))
         grid = np.tile(np.array(self._requests, np.float64), self.k_max + 1)
         host_features(self._hosts, np.arange(self.k_max + 1.0).repeat(len(self._requests)), grid, grid)
@@ -288,22 +289,20 @@ class CostModel:
         fitted = self._forward_now()
         curve = self.verify.curve_s(fitted)
         per_context, per_request, per_prefill, any_prefill = self.verify.terms_s(fitted)
-        contexts, settled = self._contexts, self._as_settled()
+        settled, (contexts, requests) = self._as_settled(), self._grids
         prefills = (0, max(round(prefill_tokens), 1)) if prefill_tokens > 0.0 else (0,)
-        extra = per_context * np.array(contexts, np.float64)
-        planes = [
-            np.maximum(curve + (extra + per_prefill * n + (any_prefill if n else 0.0))[:, None], 0.05 * curve)
-            for n in prefills
-        ]
+        extra = np.array([per_prefill * n + (any_prefill if n else 0.0) for n in prefills])
+        extra = extra[:, None] + per_context * contexts
+        verify_s = np.maximum(curve + extra[:, :, None], 0.05 * curve).tolist()
         return StepCost(
             tokens_grid=self._tokens,
-            context_grid_tokens=contexts,
+            context_grid_tokens=self._contexts,
             prefill_grid_tokens=prefills,
-            verify_s=tuple(tuple(map(tuple, plane.tolist())) for plane in planes),
+            verify_s=tuple([tuple(map(tuple, plane)) for plane in verify_s]),
             requests_grid=self._requests,
             draft_s=settled.draft_s,
             # What a request costs in the forward whatever its draft is no matter of tokens: it goes here.
-            other_s=tuple((settled.other_s + per_request * np.array(self._requests)).tolist()),
+            other_s=tuple((settled.other_s + per_request * requests).tolist()),
             relative_error=self.relative_error,
             first_after_switch_s=max(self.first_after_switch_s, 0.0),
             half_interval=settled.half_interval,

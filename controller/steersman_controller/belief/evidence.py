@@ -98,7 +98,7 @@ class Evidence:
     def settle(self) -> None:
         """Bring all gains back to 1."""
         state = self.state
-        shrink = 1.0 / self._gains()
+        shrink = 1.0 / self.gains()
         state.by_context *= shrink[:, None, None]
         state.by_k *= shrink[:, None, None]
         state.sums *= shrink
@@ -108,7 +108,7 @@ class Evidence:
 
     def sums(self) -> Array:
         """The sums by segment, as of now."""
-        gains = self._gains()
+        gains = self.gains()
         true: Array = self.state.sums / gains
         true[DRAFTED_TWICE] /= gains
         return true
@@ -125,9 +125,10 @@ class Evidence:
     def _by_position(self, marks: Array) -> Array:
         """True values by position: those whose mark lies there or behind."""
         # All of it, and always the same shape: a product is faster than sums from behind, and as exact.
-        return np.asarray((marks / self._gains()[:, None, None]) @ self._at_or_behind)
+        return np.asarray((marks / self.gains()[:, None, None]) @ self._at_or_behind)
 
-    def _gains(self) -> Array:
+    def gains(self) -> Array:
+        """By what true values are multiplied in the kept ones, by segment."""
         return np.asarray(gain(KEEP_ASKED, self.state.asked_steps) * gain(KEEP_IDLE, self.state.idle_steps))
 
     def _advance(self, chunk: Columns, rows: Counts) -> Array:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from steersman_controller.belief.arrays import Array, Counts, Mask, by_cell, fades
+from steersman_controller.belief.arrays import Array, Counts, Mask, fades
+from steersman_controller.compiled import compiled
 
 MEMORY_STEPS = 200.0
 """Effective number of rows that are remembered: forgetting is 1 - 1 / MEMORY_STEPS per row."""
@@ -85,20 +86,9 @@ class Fit:
         """
         state = self.state
         gram = state.gram.copy()
-        if not len(block.cells):
-            return gram
-        known = self._known(block)
-        base = np.where(known, block.predicted, np.maximum(block.results, SMALLEST_S))
         limit = max(0.1, 3.0 * float(state.spread[0] / state.spread[1]))
-        bound = np.where(known, limit, np.inf)
-        relative = np.minimum(np.maximum(block.results / base - 1.0, -bound), bound) + 1.0
-        rows = np.empty((len(base), gram.shape[1]))
-        np.divide(block.rows, base[:, None], out=rows[:, :-1])
-        rows[:, -1] = relative
-        for cell, which in by_cell(block.cells, len(gram)):
-            mine = rows[which]
-            weighted = mine * fades(KEEP, len(mine))[:, None]
-            gram[cell] = KEEP ** len(mine) * gram[cell] + mine.T @ weighted
+        rows, predicted, results = map(np.ascontiguousarray, (block.rows, block.predicted, block.results))
+        _add(gram, block.cells, rows, predicted, results, self._known(block), limit, SMALLEST_S, KEEP)
         return gram
 
     def _known(self, block: Rows) -> Mask:
@@ -166,3 +156,33 @@ def _solved(normal: Array, wanted: Array) -> Array:
         return np.linalg.solve(normal, wanted).astype(np.float64, copy=False)
     except np.linalg.LinAlgError:
         return np.linalg.lstsq(normal, wanted, rcond=None)[0].astype(np.float64, copy=False)
+
+
+@compiled
+def _add(
+    gram: Array,
+    cells: Counts,
+    rows: Array,
+    predicted: Array,
+    results: Array,
+    known: Mask,
+    limit: float,
+    smallest: float,
+    keep: float,
+) -> None:
+    """Add the products of rows with themselves and their results to their cells, one after the other: each
+    cell keeps `keep` of what it has."""
+    features = rows.shape[1]
+    one = np.empty(features + 1)
+    for number in range(len(cells)):
+        result = results[number]
+        base = predicted[number] if known[number] else max(result, smallest)
+        for i in range(features):
+            one[i] = rows[number, i] / base
+        one[features] = result / base
+        if known[number]:
+            one[features] = min(max(one[features], 1.0 - limit), 1.0 + limit)
+        cell = gram[cells[number]]
+        for i in range(features + 1):
+            for j in range(features + 1):
+                cell[i, j] = keep * cell[i, j] + one[i] * one[j]

@@ -1,17 +1,14 @@
 """What counts say about acceptance: each estimate shrunk towards the next coarser one, with its interval.
 
-Arrays are by segment, then by context or K, then by position.
+Arrays are by segment, then by context or K, then by position; marks as in `evidence`.
 """
 
-from collections.abc import Mapping
+from math import sqrt
 
 import numpy as np
 
-from steersman_controller.belief.arrays import Array
-from steersman_controller.belief.estimate import NORMAL_Q95, PRIOR, Estimate
-from steersman_controller.belief.evidence import ASKED, DRAFTED, DRAFTED_TWICE, Positions
-from steersman_controller.belief.prior import GUESSED_DRAFTS, Prior
-from steersman_policies.units import MAX_SEGMENTS, UNKNOWN_SEGMENT
+from steersman_controller.belief.arrays import Array, Counts, Mask
+from steersman_controller.compiled import compiled
 
 STRENGTH_ENGINE = 2.0
 """Segments differ a lot within one engine, so the engine's mean says little about a new one."""
@@ -29,139 +26,194 @@ KNOWN_REACHED = 60.0
 """Verifications that reached position 1 under a K before it can be told apart."""
 
 
-def engine_means(whole: Positions, sums: Array, fleet: Estimate) -> tuple[Estimate, Estimate]:
-    """Acceptance and coverage of everything this engine drafted, leaning on the fleet."""
-    acceptance = fleet.refined(float(whole.accepted.sum()), float(whole.reached.sum()), PRIOR.weight)
-    coverage = PRIOR.refined(float(sums[DRAFTED].sum()), float(sums[ASKED].sum()), PRIOR.weight)
-    return acceptance, coverage
-
-
-def refined(
-    mean: Array | float, weight: Array | float, successes: Array, trials: Array
-) -> tuple[Array, Array]:
-    """`Estimate.refined` for arrays; `weight` is already limited."""
+@compiled
+def refined(mean: float, weight: float, successes: float, trials: float) -> tuple[float, float]:
+    """`Estimate.refined`; `weight` is already limited."""
     total = weight + trials
-    return np.minimum((weight * mean + successes) / total, 1.0), total
+    return min((weight * mean + successes) / total, 1.0), total
 
 
-def expected_of(prior: Prior, rows: Mapping[str, int], k_max: int) -> Positions:
-    """What a prior counts for, by row and position: drafts that it has not seen, but believes in."""
-    reached, accepted = np.zeros((MAX_SEGMENTS, k_max)), np.zeros((MAX_SEGMENTS, k_max))
-    for name, row in rows.items():
-        shares = prior.acceptance.get(name) or prior.acceptance.get(UNKNOWN_SEGMENT)
-        if shares is None:
-            continue
-        drafts = prior.drafts if name in prior.acceptance else min(prior.drafts, GUESSED_DRAFTS)
-        mean = np.array(shares[:k_max])
-        reached[row, : len(mean)] = drafts * np.cumprod(np.append(1.0, mean[:-1]))
-        accepted[row, : len(mean)] = mean * reached[row, : len(mean)]
-    return Positions(reached, accepted)
-
-
-def expected_coverage(
-    prior: Prior, rows: Mapping[str, int], leaning: tuple[Array, Array], asked: Array
-) -> tuple[Array, Array]:
-    """Coverage to lean on, by row, and its weight: a prior's where it has one."""
-    mean, weight = leaning
-    for name, row in rows.items():
-        share = prior.coverage.get(name, prior.coverage.get(UNKNOWN_SEGMENT))
-        if share is not None:
-            mean[row], weight[row] = share, _stepping_aside(np.array(prior.drafts), asked[row])
-    return mean, weight
-
-
-def _stepping_aside(drafts: Array, seen: Array) -> Array:
+@compiled
+def stepping_aside(drafts: float, seen: float) -> float:
     """What is left of a prior's weight beside that of what was seen: half of it beside as much."""
-    return np.asarray(drafts**2 / np.maximum(drafts + seen, 1e-300))
+    return drafts * drafts / max(drafts + seen, 1e-300)
 
 
+@compiled
+def positions(marks: Array, gain: float) -> Array:
+    """True values by position: of those whose mark lies there or behind."""
+    found = np.empty((marks.shape[0], marks.shape[1] - 1))
+    for i in range(marks.shape[0]):
+        total = 0.0
+        for j in range(marks.shape[1] - 2, -1, -1):
+            total += marks[i, j + 1]
+            found[i, j] = total / gain
+    return found
+
+
+@compiled
+def drafted_shares(offered: Array) -> Array:
+    """Of a segment; `offered`: by commanded K and position."""
+    number = offered.shape[1]
+    shares, above = np.empty(number), 1.0
+    for j in range(number):
+        could, did = 1.0, 0.0
+        for k in range(number + 1):
+            did += offered[k, j]
+            if k > j:
+                could += offered[k, 0]
+        above = shares[j] = min(above, (above + did) / could)
+    return shares
+
+
+@compiled
 def means(
-    by_context: Positions,
-    whole: Positions,
+    rows: Counts,
+    by_context: Array,
+    offered_by_k: Array,
+    asked: Array,
+    drafted: Array,
+    gains: Array,
     presence: Array,
-    engine: Estimate,
-    expected: Positions | None = None,
-) -> tuple[Array, Array]:
-    """Acceptance by segment and position over the contexts that are present, and the weight behind it;
-    `whole`: `by_context` over all of them."""
-    reached, accepted = whole
-    if expected is not None:
-        left = _stepping_aside(expected.reached, reached) / np.maximum(expected.reached, 1e-300)
-        reached, accepted = reached + left * expected.reached, accepted + left * expected.accepted
-    pooled, weight = refined(
-        engine.mean, min(engine.weight, STRENGTH_ENGINE), accepted.sum(axis=1), reached.sum(axis=1)
-    )
-    strength = np.minimum(weight, STRENGTH_SEGMENT)[:, None]
-    segment, weight = refined(pooled[:, None], strength, accepted, reached)
-    strength = np.minimum(weight, STRENGTH_CONTEXT)[:, None]
-    here, _ = refined(segment[:, None], strength, by_context.accepted, by_context.reached)
-    total = presence.sum(axis=1, keepdims=True)
-    present = presence / np.maximum(total, 1e-300)
-    mean = (here * present[:, :, None]).sum(axis=1)
-    return np.minimum(np.where(total > 0.0, mean, segment), 1.0), weight
+    expected_reached: Array,
+    expected_accepted: Array,
+    expected_coverage: Array,
+    expected_drafts: float,
+    fleet_mean: float,
+    fleet_weight: float,
+    first_coverage: float,
+) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """Of these rows, by position: acceptance over the contexts that are present, the weight behind it, P(the
+    drafter offers it), true counts of reached and accepted over all contexts; and coverage by row.
+
+    They lean on everything that this engine drafted, as far as no prior counts for more. That leans on the
+    fleet, and at first on `first_coverage`, with a weight of 1 at most.
+    """
+    _, segments, contexts, marks = by_context.shape
+    number = marks - 1
+    reached, accepted = 0.0, 0.0
+    for row in range(segments):
+        for context in range(contexts):
+            for mark in range(1, marks):
+                reached += mark * by_context[0, row, context, mark] / gains[row]
+                accepted += mark * by_context[1, row, context, mark] / gains[row]
+    engine, engine_weight = refined(fleet_mean, min(fleet_weight, 1.0), accepted, reached)
+    usual, usual_weight = refined(first_coverage, 1.0, drafted.sum(), asked.sum())
+    mean, weight, shares, all_reached, all_accepted = np.zeros((5, segments, number))
+    coverage = np.zeros(segments)
+    for row in rows:
+        here_reached = positions(by_context[0, row], gains[row])
+        here_accepted = positions(by_context[1, row], gains[row])
+        all_reached[row], all_accepted[row] = here_reached.sum(axis=0), here_accepted.sum(axis=0)
+        left = np.empty(number)
+        for j in range(number):
+            drafts = expected_reached[row, j]
+            left[j] = stepping_aside(drafts, all_reached[row, j]) / max(drafts, 1e-300)
+        with_reached = all_reached[row] + left * expected_reached[row]
+        with_accepted = all_accepted[row] + left * expected_accepted[row]
+        strength = min(engine_weight, STRENGTH_ENGINE)
+        pooled, behind = refined(engine, strength, with_accepted.sum(), with_reached.sum())
+        present = presence[row].sum()
+        for j in range(number):
+            strength = min(behind, STRENGTH_SEGMENT)
+            segment, weight[row, j] = refined(pooled, strength, with_accepted[j], with_reached[j])
+            strength = min(weight[row, j], STRENGTH_CONTEXT)
+            for context in range(contexts):
+                here, _ = refined(segment, strength, here_accepted[context, j], here_reached[context, j])
+                mean[row, j] += here * (presence[row, context] / max(present, 1e-300))
+            mean[row, j] = min(mean[row, j] if present > 0.0 else segment, 1.0)
+        shares[row] = drafted_shares(positions(offered_by_k[row], gains[row]))
+        lean, strength = usual, min(usual_weight, STRENGTH_ENGINE)
+        if expected_coverage[row] >= 0.0:
+            lean, strength = expected_coverage[row], stepping_aside(expected_drafts, asked[row])
+        coverage[row], _ = refined(lean, strength, drafted[row], asked[row])
+    return mean, weight, shares, all_reached, all_accepted, coverage
 
 
-def worth_of(sums: Array) -> Array:
+@compiled
+def worth_of(drafts: float, twice: float) -> float:
     """How many independent drafts one of the faded ones is worth: W^2 / sum w^2 by its weight W."""
-    twice = sums[DRAFTED_TWICE]
-    return np.where(twice > 0.0, sums[DRAFTED] / np.maximum(twice, 1e-300), 1.0)
+    return drafts / max(twice, 1e-300) if twice > 0.0 else 1.0
 
 
-def burstiness_of(whole: Positions, burstiness: Array) -> Array:
-    """Variance against that of independent drafts by segment and position, given that of whole proposals.
+@compiled
+def burstiness_of(reached: Array, accepted: Array, burstiness: float) -> Array:
+    """Variance against that of independent drafts by position, given that of whole proposals.
 
     What all positions have in common, an easy spell, adds up over a proposal: with n_j verifications of
     variance v_j and a common level of variance t, the sum varies by N + t N^2, N = sum n_j v_j, and position
     j by n_j v_j + t (n_j v_j)^2. So its excess is the part n_j v_j / N of that of the whole.
     """
-    reached, accepted = whole
     mean = (accepted + 0.5) / (reached + 1.0)
     variance = reached * mean * (1.0 - mean)
-    part = variance / np.maximum(variance.sum(axis=1, keepdims=True), 1e-300)
-    return np.asarray(1.0 + (burstiness[:, None] - 1.0) * part)
+    found: Array = 1.0 + (burstiness - 1.0) * variance / max(variance.sum(), 1e-300)
+    return found
 
 
-def interval(mean: Array, weight: Array, worth: Array) -> tuple[Array, Array]:
-    """The 90 % interval (normal approximation of the Beta posterior)."""
-    half = NORMAL_Q95 * np.sqrt(mean * (1.0 - mean) / (weight * worth + 1.0))
-    return np.maximum(mean - half, 0.0), np.minimum(mean + half, 1.0)
+@compiled
+def apart(reached: Array, accepted: Array, worth: float) -> Mask:
+    """Of a segment: the K under which its acceptance is known, where it differs from K to K; else none.
 
-
-def drafted_shares(offered: Array) -> Array:
-    """P(position j is offered | a draft, K >= j): never rises with j; 1 at first, the last known after."""
-    drafted = offered[:, :, :1].sum(axis=2).T
-    could = 1.0 + drafted[::-1].cumsum(axis=0)[::-1][1:]
-    did = offered.sum(axis=1).T
-    shares = np.empty_like(did)
-    above: Array = np.ones(MAX_SEGMENTS)
-    for j in range(len(shares)):
-        above = shares[j] = np.minimum(above, (above + did[j]) / could[j])
-    return np.asarray(shares.T)
-
-
-def apart_by_k(by_k: Positions, mean: Array, worth: Array) -> dict[int, dict[int, tuple[float, ...]]]:
-    """Acceptance by commanded K of the segments in which it differs from K to K, by row."""
-    known = np.asarray((by_k.reached[:, :, :1] >= KNOWN_REACHED).any(axis=2))
-    number = known.sum(axis=1)
-    if number.max() <= 1:
-        return {}
-    reached, accepted = by_k.reached * known[:, :, None], by_k.accepted * known[:, :, None]
-    common = (accepted.sum(axis=1) + 1.0) / (reached.sum(axis=1) + 2.0)
+    `reached`, `accepted`: by commanded K and position.
+    """
+    known: Mask = reached[:, 0] >= KNOWN_REACHED
+    number = known.sum()
+    if number <= 1:
+        return np.zeros(len(known), np.bool_)
     # Bursts make the first position differ most; every K is compared over the positions that all share.
-    shared = (np.arange(reached.shape[2]) < known.argmax(axis=1)[:, None]).astype(np.float64)
-    expected = common * shared
-    surplus = _along(accepted, shared) - _along(reached, expected)
-    variance = _along(reached, expected * (1.0 - common)) / worth[:, None]
-    square = (surplus**2 / np.maximum(variance, 1e-9)).sum(axis=1)
-    differ = (number > 1) & (square > EQUAL_AT_MOST + PER_FREEDOM * (number - 1))
-    out: dict[int, dict[int, tuple[float, ...]]] = {}
-    for row in differ.nonzero()[0].tolist():
-        ks = known[row].nonzero()[0]
-        table = (accepted[row, ks] + STRENGTH_CONTEXT * mean[row]) / (reached[row, ks] + STRENGTH_CONTEXT)
-        out[row] = {k: tuple(line) for k, line in zip(ks.tolist(), table.tolist(), strict=True)}
-    return out
+    surplus, variance = np.zeros((2, len(known)))
+    for j in range(known.argmax()):
+        all_reached, all_accepted = 2.0, 1.0
+        for k in range(len(known)):
+            if known[k]:
+                all_reached += reached[k, j]
+                all_accepted += accepted[k, j]
+        common = all_accepted / all_reached
+        for k in range(len(known)):
+            if known[k]:
+                surplus[k] += accepted[k, j] - reached[k, j] * common
+                variance[k] += reached[k, j] * common * (1.0 - common) / worth
+    square = 0.0
+    for k in range(len(known)):
+        square += surplus[k] * surplus[k] / max(variance[k], 1e-9)
+    if square <= EQUAL_AT_MOST + PER_FREEDOM * (number - 1):
+        known[:] = False
+    return known
 
 
-def _along(table: Array, weights: Array) -> Array:
-    """Sums over positions by segment and K; `weights`: by segment and position."""
-    return (table @ weights[:, :, None])[:, :, 0]
+@compiled
+def intervals(
+    rows: Counts,
+    by_k: Array,
+    drafted: Array,
+    drafted_twice: Array,
+    gains: Array,
+    mean: Array,
+    weight: Array,
+    reached: Array,
+    accepted: Array,
+    burstiness: Array,
+    quantile: float,
+) -> tuple[Array, Array, Mask, Array]:
+    """Of these rows: both ends of the interval (normal approximation of the Beta posterior) by position; and
+    by commanded K whether acceptance is told apart, and what it is there."""
+    number, marks = len(rows), by_k.shape[2]
+    low, high = np.empty((2, number, marks - 1))
+    told, by_itself = np.zeros((number, marks), np.bool_), np.zeros((number, marks, marks - 1))
+    for i in range(number):
+        row = rows[i]
+        worth, bursts = worth_of(drafted[row], drafted_twice[row]), max(burstiness[row], 1.0)
+        by_position = burstiness_of(reached[row], accepted[row], bursts)
+        for j in range(marks - 1):
+            share = mean[row, j]
+            effective = weight[row, j] * worth / by_position[j]
+            half = quantile * sqrt(share * (1.0 - share) / (effective + 1.0))
+            low[i, j], high[i, j] = max(share - half, 0.0), min(share + half, 1.0)
+        k_reached, k_accepted = positions(by_k[1, row], gains[row]), positions(by_k[2, row], gains[row])
+        told[i] = apart(k_reached, k_accepted, worth / bursts)
+        for k in range(marks):
+            if told[i, k]:
+                by_itself[i, k] = (k_accepted[k] + STRENGTH_CONTEXT * mean[row]) / (
+                    k_reached[k] + STRENGTH_CONTEXT
+                )
+    return low, high, told, by_itself

@@ -22,9 +22,10 @@ tables of that moment. So nothing depends on how reports are cut into chunks.
 import numpy as np
 from msgspec import Struct
 
-from steersman_controller.belief.arrays import Array, Counts, add_at
+from steersman_controller.belief.arrays import Array, Counts, Mask, add_at
 from steersman_controller.belief.columns import Columns
 from steersman_controller.belief.signal_rows import SIGNALS, SignalRows
+from steersman_controller.compiled import compiled
 from steersman_policies.messages import Signal
 from steersman_policies.units import MAX_SEGMENTS, SIGNAL_BINS
 from steersman_policies.view import SignalBelief
@@ -140,12 +141,14 @@ class Signals:
         pays = enough & (mean > ERRORS * error)
         if not pays.any():
             return found
-        by_bin = survivals(self.state.drafts)
-        for signal, row in np.argwhere(pays).tolist():
+        rows = np.flatnonzero(pays.any(axis=0))
+        by_bin = survivals(self.state.drafts[:, :, rows])
+        for signal, index in np.argwhere(pays[:, rows]).tolist():
+            row = int(rows[index])
             offered = self.state.drafts[OFFERED, signal, row, :, 0]
             found.setdefault(row, {})[SIGNALS[signal]] = SignalBelief(
                 share=tuple((offered / offered.sum()).tolist()),
-                survival=tuple(map(tuple, by_bin[signal, row].tolist())),
+                survival=tuple(map(tuple, by_bin[signal, index].tolist())),
                 gain_nats=float(mean[signal, row]),
                 gain_error_nats=float(error[signal, row]),
             )
@@ -156,24 +159,21 @@ class Signals:
 
         Given are those of what was verified; where nothing was trimmed they are what is returned.
         """
-        drafts = self.state.drafts
-        missing = drafts[OFFERED] - drafts[VERIFIED]
-        trimmed, all_offered = (
-            found.reshape(*missing.shape[:2], -1).sum(axis=2) for found in (missing, drafts[OFFERED])
-        )
-        cut = np.flatnonzero(trimmed.sum(axis=0) > 1e-9 * all_offered.sum(axis=0))
+        cut = np.flatnonzero(_trimmed(self.state.drafts))
         if not len(cut):
             return acceptance, drafted_share
+        drafts = self.state.drafts[:, :, cut]
         offered, verified, _ = drafts.sum(axis=3)
+        missing = (offered - verified).sum(axis=2)
         acceptance, drafted_share = acceptance.copy(), drafted_share.copy()
         by_bin = survivals(drafts)
-        for row in cut.tolist():
-            signal = int(trimmed[:, row].argmax())
-            known = offered[signal, row] > 0.0
-            survival = (drafts[OFFERED, signal, row] * by_bin[signal, row]).sum(axis=0)[known]
-            survival = np.concatenate([[1.0], survival / offered[signal, row, known]])
+        for index, row in enumerate(cut.tolist()):
+            signal = int(missing[:, index].argmax())
+            known = offered[signal, index] > 0.0
+            survival = (drafts[OFFERED, signal, index] * by_bin[signal, index]).sum(axis=0)[known]
+            survival = np.concatenate([[1.0], survival / offered[signal, index, known]])
             acceptance[row, known] = np.minimum(survival[1:] / survival[:-1], 1.0)
-            kept = verified[signal, row] / np.maximum(offered[signal, row], 1e-300)
+            kept = verified[signal, index] / np.maximum(offered[signal, index], 1e-300)
             shares = np.where(kept > 0.0, drafted_share[row] / np.maximum(kept, 1e-300), 1.0)
             drafted_share[row] = np.minimum.accumulate(np.minimum(shares, 1.0))
         return acceptance, drafted_share
@@ -191,6 +191,23 @@ class Signals:
         keep = np.array([KEEP_BATCH] * 3 + [KEEP_BATCH**2] * 3)[:, None, None]
         state.batches = np.where(full, keep * state.batches + terms, state.batches)
         state.pending[:, full] = 0.0
+
+
+@compiled
+def _trimmed(drafts: Array) -> Mask:
+    """By segment, whether something that was offered was not verified."""
+    _, signals, segments, bins, positions = drafts.shape
+    found = np.zeros(segments, np.bool_)
+    for segment in range(segments):
+        offered, missing = 0.0, 0.0
+        for signal in range(signals):
+            for bin_ in range(bins):
+                for position in range(positions):
+                    number = drafts[OFFERED, signal, segment, bin_, position]
+                    offered += number
+                    missing += number - drafts[VERIFIED, signal, segment, bin_, position]
+        found[segment] = missing > 1e-9 * offered
+    return found
 
 
 def survivals(drafts: Array) -> Array:

@@ -17,9 +17,10 @@ at batch 64 does not wash out what was learned at batch 1.
 import numpy as np
 from msgspec import Struct
 
-from steersman_controller.belief.arrays import Array, Counts, added_up
-from steersman_controller.belief.fit import Fit, solve_non_negative
+from steersman_controller.belief.arrays import Array, Counts
+from steersman_controller.belief.fit import Fit
 from steersman_controller.belief.prior import CostPrior
+from steersman_controller.compiled import compiled
 
 ASSUMED_S = 0.02
 """A forward over one token, before anything was seen."""
@@ -39,6 +40,8 @@ FEATURES = 2 + TERMS
 UNITS = (32768.0, 64.0, 64.0, 1.0)
 """One unit of a term costs about as much as one forward; makes one ridge strength fit all."""
 
+_UNITS = np.array(UNITS)
+
 ROUGHNESS = 0.25
 """Pseudo-rows that pull the ratios of neighbouring knots together."""
 
@@ -52,8 +55,8 @@ PRIOR_ROUGHNESS = 0.5
 PRIOR_LEVEL = 0.02
 """The same for the shape of a prior, and at every knot where its level is known."""
 
-FADE = 0.9996
-"""Kept at every settling, so that an interval that is never visited again is forgotten in the end."""
+LEAST_PIVOT = 1e-13
+"""Of what a diagonal began with: rows much heavier than the prior can lose it to rounding."""
 
 
 class Curve(Struct):
@@ -91,7 +94,6 @@ class VerifyCost:
         self._terms = _expected_terms(prior)
         self.fit = Fit(self.intervals, FEATURES)
         self._prior, self._wanted = _prior(len(knots), prior, self._terms)
-        self._places = _places(self.intervals)
 
     def curve(self) -> Curve:
         """Before anything was seen."""
@@ -119,14 +121,9 @@ class VerifyCost:
 
     def solved(self, gram: Array, scale_s: float) -> Curve:
         """The curve that fits best to what `Fit.gram` says."""
-        knots = len(self.knots)
-        size = knots + TERMS + 1
-        whole = added_up(self._places, gram.reshape(-1), size * size).reshape(size, size)
         # The features are without the scale, which makes the solution one in seconds.
-        whole[:-1] *= scale_s or self.assumed_s
-        whole[:, :-1] *= scale_s or self.assumed_s
-        normal, wanted = whole[:-1, :-1] + self._prior, whole[:-1, -1] + self._wanted
-        solution = solve_non_negative(normal, wanted, (knots, knots + 1))
+        solution = _solved(gram, scale_s or self.assumed_s, self._prior, self._wanted, LEAST_PIVOT)
+        knots = len(self.knots)
         return Curve(np.maximum(solution[:knots], 1e-3), solution[knots:], scale_s)
 
     def curve_s(self, curve: Curve) -> Array:
@@ -136,7 +133,7 @@ class VerifyCost:
 
     def terms_s(self, curve: Curve) -> list[float]:
         """Seconds per context token, per request, per prefill token, and for any prefill at all."""
-        found: list[float] = ((curve.scale_s or self.assumed_s) * curve.terms / np.array(UNITS)).tolist()
+        found: list[float] = ((curve.scale_s or self.assumed_s) * curve.terms / _UNITS).tolist()
         return found
 
     def shape_at(self, tokens: float) -> float:
@@ -189,9 +186,63 @@ def _prior(knots: int, prior: CostPrior | None, terms: Array) -> tuple[Array, Ar
     return normal, np.concatenate([level, RIDGE * terms])
 
 
-def _places(intervals: int) -> Counts:
-    """Where the products kept by each interval go in the flattened Gram matrix of all knots."""
-    size = intervals + 1 + TERMS + 1
-    shared = np.arange(intervals + 1, size)
-    own = [np.concatenate([(interval, interval + 1), shared]) for interval in range(intervals)]
-    return np.concatenate([(places[:, None] * size + places).reshape(-1) for places in own])
+@compiled
+def _solved(gram: Array, scale: float, prior: Array, wanted: Array, least_pivot: float) -> Array:
+    """Ratios at the knots, then the terms, that fit best; of the terms the first two are not negative.
+
+    A ratio meets only those of its neighbours, and the terms. So the ratios are eliminated one by one, which
+    leaves equations of the terms alone; and are found one by one when the terms are.
+    """
+    size, knots = len(wanted), len(gram) + 1
+    terms = size - knots
+    left, right = prior.copy(), wanted.copy()
+    place = np.arange(knots - 2, size)
+    for knot in range(knots - 1):
+        place[0], place[1] = knot, knot + 1
+        for i in range(2 + terms):
+            right[place[i]] += scale * gram[knot, i, 2 + terms]
+            for j in range(2 + terms):
+                left[place[i], place[j]] += scale * scale * gram[knot, i, j]
+    least = least_pivot * np.diag(left)
+    for knot in range(knots):
+        left[knot, knot] = max(left[knot, knot], least[knot])
+        place[1] = knot + 1
+        for i in place[1 if knot + 1 < knots else 2 :]:
+            share = left[knot, i] / left[knot, knot]
+            right[i] -= share * right[knot]
+            for j in place[1 if knot + 1 < knots else 2 :]:
+                left[i, j] -= share * left[knot, j]
+    solution = np.zeros(size)
+    solution[knots:] = _terms(left[knots:, knots:].copy(), right[knots:].copy(), least[knots:])
+    for knot in range(knots - 1, -1, -1):
+        found = right[knot]
+        place[1] = knot + 1
+        for i in place[1 if knot + 1 < knots else 2 :]:
+            found -= left[knot, i] * solution[i]
+        solution[knot] = found / left[knot, knot]
+    return solution
+
+
+@compiled
+def _terms(left: Array, right: Array, least: Array) -> Array:
+    """The terms by themselves; what would be negative of the first two is held at 0."""
+    held = np.zeros(len(right), np.bool_)
+    while True:
+        normal, wanted = left.copy(), right.copy()
+        for i in range(len(right)):
+            if held[i]:
+                normal[i], normal[:, i], normal[i, i], wanted[i] = 0.0, 0.0, 1.0, 0.0
+        for i in range(len(right)):
+            normal[i, i] = max(normal[i, i], least[i])
+            for j in range(i + 1, len(right)):
+                share = normal[i, j] / normal[i, i]
+                wanted[j] -= share * wanted[i]
+                normal[j] -= share * normal[i]
+        for i in range(len(right) - 1, -1, -1):
+            for j in range(i + 1, len(right)):
+                wanted[i] -= normal[i, j] * wanted[j]
+            wanted[i] /= normal[i, i]
+        negative = wanted[:2] < 0.0
+        if not negative.any():
+            return wanted
+        held[:2] |= negative

@@ -1,7 +1,8 @@
 """Maximise committed tokens per busy second, for each segment, in every cell of the plan.
 
-How one cell is decided is in `steersman_policies.allocation`; here is what surrounds it: which segments
-share a batch, which cells are decided now, what is held, what runs unattended, and how much is tried.
+How one cell is decided is in `steersman_policies.candidates` and `allocation`; here is what surrounds it:
+which segments share a batch, which cells are decided now, what is held, what runs unattended, and how much is
+tried.
 
 The cells of the present load and those next to it are decided in every plan. The others, the fallback and
 the probe take turns; and all are decided at once where nothing can be taken over.
@@ -12,7 +13,8 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
-from steersman_policies.allocation import Batch, Lengths, Menu, Outcome
+from steersman_policies.allocation import Batch, Outcome
+from steersman_policies.candidates import Lengths, Menu
 from steersman_policies.plan import Dwell, Explore, Plan
 from steersman_policies.policy import Memory
 from steersman_policies.tables import Tables, cell_batches, make_plan

@@ -5,7 +5,7 @@ from importlib.metadata import entry_points
 
 import numpy as np
 
-from steersman_policies.allocation import Menu
+from steersman_policies.candidates import Menu
 from steersman_policies.executor import Load, table_lookup
 from steersman_policies.policy import load
 from steersman_policies.units import UNKNOWN_SEGMENT
