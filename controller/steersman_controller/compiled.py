@@ -1,0 +1,49 @@
+"""Loops that Python is too slow for, compiled by Numba.
+
+Rules for whoever writes one:
+
+- It is small, works on arrays, and adds terms one after the other: no `fastmath`, no threads.
+- It is compiled when it is first called with new types of arguments. An array that is contiguous in one call
+  and not in the next is another type: hand over whole arrays, or rows of them.
+- What was compiled is kept on disk, beside the source or in the user's cache folder, and is good until the
+  file of the function changes. So a compiled function uses no constant and no compiled function of another
+  file: what it needs from there is an argument.
+- No index is checked. Whoever calls one answers for them.
+- A sidecar must not compile while it serves: `warm_up` calls all that it will need before.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from numba import njit
+
+Loop = TypeVar("Loop", bound=Callable[..., Any])
+
+
+def compiled(function: Loop) -> Loop:
+    """The same function, compiled; kept on disk wherever a folder for that can be written.
+
+    >>> import numpy as np
+    >>> @compiled
+    ... def total(terms):
+    ...     found = 0.0
+    ...     for term in terms:
+    ...         found += term
+    ...     return found
+    >>> total(np.array([0.5, 0.25]))
+    0.75
+    """
+    try:
+        found: Loop = njit(function, cache=True, error_model="numpy")
+    except RuntimeError:  # no such folder
+        found = njit(function, error_model="numpy")
+    return found
+
+
+def inlined(function: Loop) -> Loop:
+    """The same for what only compiled functions of its file call: it becomes part of them.
+
+    Arrays that are handed over are counted otherwise, which takes longer than a few numbers do.
+    """
+    found: Loop = njit(function, error_model="numpy", forceinline=True)
+    return found
