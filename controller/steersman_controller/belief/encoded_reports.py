@@ -81,9 +81,7 @@ _SIZES = np.array(
 def _number(head: int, bits: int, size: int) -> float:
     """The number that a first byte and so many behind it mean; a truth value is 0 or 1, all else NaN."""
     value = math.nan
-    if head < _MAP:
-        value = float(head)
-    elif head >= _NEGATIVE:
+    if head >= _NEGATIVE:
         value = float(head - 256)
     elif _FALSE <= head <= _TRUE:
         value = float(head - _FALSE)
@@ -127,16 +125,18 @@ def tokens(data: Bytes, at: int, values: Array, members: Counts, starts: Counts)
     number, left = 0, 1
     while left > 0:
         head = int(np.int64(data[at]))  # with no sign, it would make floats of what it is added to
-        starts[number] = at
+        starts[number], values[number], members[number] = at, float(head), -1
+        number, left, at = number + 1, left - 1, at + 1
+        if head < _MAP:  # nearly all of them
+            continue
         size = int(_SIZES[head - _NIL]) if _NIL <= head < _NEGATIVE else 0
         bits = 0
-        for byte in range(at + 1, at + 1 + min(size, 8)):
+        for byte in range(at, at + min(size, 8)):
             bits = (bits << 8) | int(np.int64(data[byte]))
-        at += 1 + size + _text_bytes(head, bits)
+        at += size + _text_bytes(head, bits)
         inside = _members(head, bits)
-        values[number], members[number] = _number(head, bits, size), inside
-        left += max(inside, -4 - 2 * inside, 0) - 1
-        number += 1
+        values[number - 1], members[number - 1] = _number(head, bits, size), inside
+        left += max(inside, -4 - 2 * inside, 0)
     values[number : number + 4], members[number : number + 4] = math.nan, -1
     return at
 
