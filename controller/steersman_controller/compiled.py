@@ -7,8 +7,9 @@ Rules for whoever writes one:
   and not in the next is another type: hand over whole arrays, or rows of them.
 - What was compiled is kept on disk, beside the source or in the user's cache folder, and is good until the
   file of the function changes. So a compiled function uses no constant and no compiled function of another
-  file: what it needs to know from there is an argument.
-- A sidecar must not compile while it serves. `warm_up` calls all that it will need.
+  file: what it needs from there is an argument.
+- No index is checked. Whoever calls one answers for them.
+- A sidecar must not compile while it serves: `warm_up` calls all that it will need before.
 """
 
 from collections.abc import Callable
@@ -22,13 +23,13 @@ Loop = TypeVar("Loop", bound=Callable[..., Any])
 def compiled(function: Loop) -> Loop:
     """The same function, compiled; kept on disk wherever a folder for that can be written.
 
+    >>> import numpy as np
     >>> @compiled
     ... def total(terms):
     ...     found = 0.0
     ...     for term in terms:
     ...         found += term
     ...     return found
-    >>> import numpy as np
     >>> total(np.array([0.5, 0.25]))
     0.75
     """
@@ -36,4 +37,13 @@ def compiled(function: Loop) -> Loop:
         found: Loop = njit(function, cache=True, error_model="numpy")
     except RuntimeError:  # no such folder
         found = njit(function, error_model="numpy")
+    return found
+
+
+def inlined(function: Loop) -> Loop:
+    """The same for what only compiled functions of its file call: it becomes part of them.
+
+    Arrays that are handed over are counted otherwise, which takes longer than a few numbers do.
+    """
+    found: Loop = njit(function, error_model="numpy", forceinline=True)
     return found

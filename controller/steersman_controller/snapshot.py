@@ -72,6 +72,8 @@ def _unpack(kind: type, value: Any) -> Any:
     array = np.frombuffer(packed.body, packed.kind).reshape(packed.shape).copy()
     if not np.isfinite(array).all():
         raise ValueError("array with numbers that are not finite")
+    if packed.kind == "<i8" and (array < 0).any():
+        raise ValueError("array with counts below 0")
     return array
 
 

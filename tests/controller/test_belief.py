@@ -5,16 +5,15 @@ import random
 from collections.abc import Callable
 
 import msgspec
-import numpy as np
 import pytest
 import traffic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steersman_controller.belief import arrays
-from steersman_controller.belief import columns as columns_module
+from steersman_controller.belief.arrays import Counts
 from steersman_controller.belief.belief import FOLD_AT, Belief
-from steersman_controller.belief.columns import columns
+from steersman_controller.belief.columns import Columns, columns
+from steersman_controller.belief.evidence import Evidence
 from steersman_controller.core import Controller
 from steersman_controller.events import ControllerConfig
 from steersman_policies.codec import fingerprint_digest
@@ -86,14 +85,16 @@ def test_the_long_traffic_exercises_everything() -> None:
 
 
 def test_a_sum_that_knows_about_chunks_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With numpy's own sums instead of one term after the other, equality is lost."""
+    """With sums by chunk instead of one term after the other, equality is lost."""
+    add = Evidence.add
 
-    def by_chunk(sums: np.ndarray, places: np.ndarray, terms: np.ndarray) -> None:
-        flat = sums.reshape(-1)
-        flat += np.bincount(places, terms, len(flat))
+    def by_chunk(self: Evidence, chunk: Columns, rows: Counts) -> None:
+        before = self.state.sums.copy()
+        self.state.sums[:] = 0.0
+        add(self, chunk, rows)
+        self.state.sums += before
 
-    monkeypatch.setattr("steersman_controller.belief.evidence.add_at", by_chunk)
-    assert arrays.add_at is not by_chunk
+    monkeypatch.setattr(Evidence, "add", by_chunk)
     assert told(LONG[:600], set(range(0, 600, 7))).snapshot() != told(LONG[:600]).snapshot()
 
 
@@ -291,16 +292,8 @@ def test_large_batches_are_read_as_they_are(requests: int) -> None:
     assert len(sane) == 1
     assert found.requests.tolist() == [requests, requests + 2]
     assert found.verified.tolist() == [requests, 1, 1]
-    assert found.marks.tolist() == [[4, 8, 8], [3, 8, 1], [2, 8, 0]]
-
-
-def test_a_byte_that_is_no_number_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If every byte were taken for a number, a negative count would be read as a large one."""
-    monkeypatch.setattr(columns_module, "LARGEST_IN_A_BYTE", 0xFF)
-    wrong = msgspec.structs.replace(traffic.group("s1", 4, [2]), outcomes=((4, 2, -1),))
-    assert columns_module._triples(wrong.outcomes)[2, 0] == 255.0
-    monkeypatch.undo()
-    assert columns_module._triples(wrong.outcomes)[2, 0] == -1.0
+    assert [found.offered.tolist(), found.reached.tolist()] == [[4, 8, 8], [3, 8, 1]]
+    assert found.accepted.tolist() == [2, 8, 0]
 
 
 def test_an_engine_that_cannot_draft_is_learned_from() -> None:

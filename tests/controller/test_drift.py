@@ -1,6 +1,7 @@
 """Change is noticed soon, and bursts are not taken for it."""
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -95,9 +96,8 @@ def test_residuals_that_depend_on_their_own_outcome_are_caught(monkeypatch: pyte
 
     look = Acceptance.look
 
-    def reached_as_offered(self: Acceptance, chunk: Columns, rows: Counts) -> object:
-        marks = chunk.marks[[1, 1, 2]]
-        return look(self, msgspec.structs.replace(chunk, marks=marks), rows)
+    def reached_as_offered(self: Acceptance, chunk: Columns, *others: npt.NDArray[Any]) -> object:
+        return look(self, msgspec.structs.replace(chunk, offered=chunk.reached), *others)
 
     monkeypatch.setattr(Acceptance, "refer", by_reached)
     monkeypatch.setattr(Acceptance, "look", reached_as_offered)
@@ -122,15 +122,14 @@ def test_false_alarms_of_a_whole_belief_are_rare(kind: str) -> None:
 
 def test_a_test_that_trusts_neighbours_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the long-run deviation, bursts alone raise alarm after alarm."""
-    monkeypatch.setattr("steersman_controller.belief.watch.BURST", 0.0)
-    monkeypatch.setattr("steersman_controller.belief.watch.PRIOR_RHO", 0.0)
-    estimate = Watch._estimate
+    settle = Watch.settle
 
-    def independent(self: Watch, renewed: npt.NDArray[np.bool_]) -> None:
-        self.state.moments[4] = 0.0
-        estimate(self, renewed)
+    def independent(self: Watch) -> npt.NDArray[np.bool_]:
+        renewed = settle(self)
+        self.state.deviation[:] = self.state.alone
+        return renewed
 
-    monkeypatch.setattr(Watch, "_estimate", independent)
+    monkeypatch.setattr(Watch, "settle", independent)
     levels = STREAMS["bursts"](np.random.default_rng(0), (20_000, 32))
     assert watched(levels) > 20
 

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 from validate_faults import outside
 
-from steersman_controller.belief import columns
+from steersman_controller.belief import belief
 from steersman_simulator.truths.constant import ConstantSteps
 from steersman_simulator.validate import load, queueing, ratio_trap, tokens_per_step
 from steersman_simulator.world import admission, kernels
@@ -64,14 +64,14 @@ def test_constant_acceptance_for_positions_fails_v2(monkeypatch):
 
 def test_a_belief_in_what_was_drafted_fails_v3(monkeypatch):
     """A belief that takes everything drafted for reached is seen."""
-    right = columns._arrays
+    right = belief.columns
 
     def all_reached(reports, k_max):
         found, sane = right(reports, k_max)
-        found.marks[1] = found.marks[0]
+        found.reached[:] = found.offered
         return found, sane
 
-    monkeypatch.setattr(columns, "_arrays", all_reached)
+    monkeypatch.setattr(belief, "columns", all_reached)
     assert {figure.what.split()[0] for figure in failures("V3")} == {"believed"}
 
 

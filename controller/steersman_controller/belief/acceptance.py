@@ -17,12 +17,13 @@ Rules of this file:
   refusals of the drafter.
 """
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 from msgspec import Struct
 
-from steersman_controller.belief.arrays import Array, Counts, Mask, added_up
+from steersman_controller.belief.arrays import Array, Counts, Mask
 from steersman_controller.belief.columns import Columns
 from steersman_controller.belief.estimate import NORMAL_Q95, PRIOR, Estimate
 from steersman_controller.belief.evidence import (
@@ -38,6 +39,7 @@ from steersman_controller.belief.expected import Expected, expected_of
 from steersman_controller.belief.prior import Prior
 from steersman_controller.belief.shrinkage import STRENGTH_CONTEXT, intervals, means
 from steersman_controller.belief.signals import Signals, SignalsState
+from steersman_controller.compiled import compiled
 from steersman_policies.units import MAX_SEGMENTS
 from steersman_policies.view import SegmentBelief
 
@@ -79,38 +81,34 @@ class Acceptance:
             usual=np.zeros(2 * MAX_SEGMENTS),
         )
 
-    def look(self, chunk: Columns, rows: Counts) -> tuple[Array, Mask]:
-        """Standardised residuals against the references, ``[step][channel]``, and where there is one.
+    def look(self, chunk: Columns, rows: Counts, residuals: Array, observed: Mask) -> None:
+        """Write the standardised residuals against the references, and where there is one.
 
-        The first channels are the acceptance of each segment, the others its coverage. A step with more
-        requests than those behind a reference counts as one with as many: what the reference is off by would
-        stand out of it, however long it was looked at.
+        By step that trains, and by channel: the first channels are the acceptance of each segment, the next
+        their coverage. A step with more requests than those behind a reference counts as one with as many:
+        what the reference is off by would stand out of it, however long it was looked at.
         """
-        state, size = self.state, chunk.steps * MAX_SEGMENTS
-        marks, contexts = state.expected.shape[2], state.expected.shape[1]
-        place = chunk.step * MAX_SEGMENTS + rows
-        of = place[chunk.group]
-        table = ((rows * contexts + chunk.bucket) * marks)[chunk.group]
-        offered, reached, accepted = chunk.marks
-        surplus = (accepted - state.expected.reshape(-1)[table + reached]) * chunk.count
-        variance = state.variance.reshape(-1)[table + offered] * chunk.count
-        share = state.coverage[rows]
-        asked, drafted, _ = chunk.drafts
-        residuals = np.empty((chunk.steps, 2 * MAX_SEGMENTS))
-        shape = (chunk.steps, MAX_SEGMENTS)
-        residuals[:, :MAX_SEGMENTS] = _standardised(
-            added_up(of, surplus, size),
-            added_up(of, variance, size),
-        ).reshape(shape)
-        residuals[:, MAX_SEGMENTS:] = _standardised(
-            added_up(place, drafted - share * asked, size),
-            added_up(place, share * (1.0 - share) * asked, size),
-        ).reshape(shape)
-        requests = np.empty((chunk.steps, 2 * MAX_SEGMENTS))
-        requests[:, :MAX_SEGMENTS] = added_up(place, drafted, size).reshape(shape)
-        requests[:, MAX_SEGMENTS:] = added_up(place, asked, size).reshape(shape)
-        residuals *= np.sqrt(state.usual / np.maximum(requests, np.maximum(state.usual, 1e-9)))
-        return residuals, requests > 0.0
+        state = self.state
+        _look(
+            chunk.trains,
+            chunk.groups_before,
+            rows,
+            chunk.bucket,
+            chunk.asked,
+            chunk.with_draft,
+            chunk.teaches,
+            chunk.outcomes_before,
+            chunk.offered,
+            chunk.reached,
+            chunk.accepted,
+            chunk.verified,
+            state.expected,
+            state.variance,
+            state.coverage,
+            state.usual,
+            residuals,
+            observed,
+        )
 
     def learn(self, chunk: Columns, rows: Counts) -> None:
         """Learn from a chunk; `rows`: the segment of each group."""
@@ -137,16 +135,7 @@ class Acceptance:
         that, by channel."""
         state = self.state
         found, sums = self.evidence.by_context(), self.evidence.sums()
-        reached, accepted = found.reached.sum(axis=1), found.accepted.sum(axis=1)
-        segment = (accepted + 1.0) / (reached + 2.0)
-        strength = STRENGTH_CONTEXT
-        mean = (found.accepted + strength * segment[:, None]) / (found.reached + strength)
-        marks = ((0, 0), (0, 0), (1, 0))
-        reach = np.cumprod(mean, axis=-1)[..., :-1]
-        reach = np.concatenate([np.ones_like(mean[..., :1]), reach], axis=-1)
-        expected, variance = np.cumsum(np.stack([mean, reach * mean * (1.0 - mean)]), axis=-1)
-        state.expected[acceptance] = np.pad(expected, marks)[acceptance]
-        state.variance[acceptance] = np.pad(variance, marks)[acceptance]
+        _refer(found.reached, found.accepted, acceptance, STRENGTH_CONTEXT, state.expected, state.variance)
         share = (sums[DRAFTED] + 1.0) / (sums[ASKED] + 2.0)
         state.coverage[coverage] = share[coverage]
         renewed = np.concatenate([acceptance, coverage])
@@ -246,5 +235,73 @@ def _apart(told: Mask, by_itself: Array) -> dict[int, dict[int, tuple[float, ...
     }
 
 
-def _standardised(difference: Array, variance: Array) -> Array:
-    return difference / np.sqrt(variance + 0.02)
+@compiled
+def _look(
+    trains: Mask,
+    groups_before: Counts,
+    rows: Counts,
+    bucket: Counts,
+    asked: Array,
+    with_draft: Array,
+    teaches: Array,
+    outcomes_before: Counts,
+    offered: Counts,
+    reached: Counts,
+    accepted: Counts,
+    verified: Array,
+    expected: Array,
+    variance: Array,
+    coverage: Array,
+    usual: Array,
+    residuals: Array,
+    observed: Mask,
+) -> None:
+    """See `Acceptance.look`; the last two are written."""
+    segments, at = len(coverage), 0
+    surplus, spread, requests = np.empty((3, 2 * segments))
+    for step in range(len(trains)):
+        if not trains[step]:
+            continue
+        surplus[:] = spread[:] = requests[:] = 0.0
+        for group in range(groups_before[step], groups_before[step + 1]):
+            if teaches[group] == 0.0:
+                continue
+            row, context = rows[group], bucket[group]
+            for outcome in range(outcomes_before[group], outcomes_before[group + 1]):
+                more = accepted[outcome] - expected[row, context, reached[outcome]]
+                surplus[row] += more * verified[outcome]
+                spread[row] += variance[row, context, offered[outcome]] * verified[outcome]
+            requests[row] += with_draft[group]
+            share, row = coverage[row], row + segments
+            surplus[row] += with_draft[group] - share * asked[group]
+            spread[row] += share * (1.0 - share) * asked[group]
+            requests[row] += asked[group]
+        for channel in range(2 * segments):
+            if requests[channel] > 0.0:
+                counted = usual[channel] / max(requests[channel], usual[channel], 1e-9)
+                residuals[at, channel] = surplus[channel] / math.sqrt(spread[channel] + 0.02)
+                residuals[at, channel] *= math.sqrt(counted)
+                observed[at, channel] = True
+        at += 1
+
+
+@compiled
+def _refer(
+    reached: Array, accepted: Array, renewed: Mask, strength: float, expected: Array, variance: Array
+) -> None:
+    """Write what is expected of these segments; acceptance by context leans on that of the segment."""
+    _, contexts, positions = reached.shape
+    for row in range(len(renewed)):
+        if not renewed[row]:
+            continue
+        survival = np.ones(contexts)
+        expected[row, :, 0] = variance[row, :, 0] = 0.0
+        for position in range(positions):
+            segment = (accepted[row, :, position].sum() + 1.0) / (reached[row, :, position].sum() + 2.0)
+            for context in range(contexts):
+                kept = accepted[row, context, position] + strength * segment
+                mean = kept / (reached[row, context, position] + strength)
+                expected[row, context, position + 1] = expected[row, context, position] + mean
+                spread = survival[context] * mean * (1.0 - mean)
+                variance[row, context, position + 1] = variance[row, context, position] + spread
+                survival[context] *= mean

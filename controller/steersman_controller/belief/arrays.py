@@ -21,6 +21,7 @@ import numpy.typing as npt
 Array: TypeAlias = npt.NDArray[np.float64]
 Counts: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 BLOCK_STEPS = 256
 """The longest block."""
@@ -38,6 +39,14 @@ def block_steps(steps: int) -> int:
 def gain(keep: float, count: Counts) -> Array:
     """By how much a term outweighs those `count` terms before it, each keeping `keep` of what was."""
     return np.asarray(np.exp(count * -math.log(keep)), np.float64)
+
+
+@lru_cache(maxsize=16)
+def gains(keep: float) -> Array:
+    """The gains of up to `BLOCK_STEPS` terms."""
+    found = gain(keep, np.arange(BLOCK_STEPS + 1))
+    found.flags.writeable = False
+    return found
 
 
 def fades(keep: float, number: int) -> Array:

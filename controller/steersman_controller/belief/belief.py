@@ -239,16 +239,13 @@ class Belief:
 
     def _residuals(self, chunk: Columns, rows: Counts, sight: Sight) -> tuple[Array, Mask]:
         """Residuals of all channels, by step that teaches."""
-        drafts, seen = self._acceptance.look(chunk, rows)
-        shape = (chunk.steps, len(self._watch.prior_variance))
+        shape = (int(np.count_nonzero(chunk.trains)), len(self._watch.prior_variance))
         residuals, observed = np.zeros(shape), np.zeros(shape, np.bool_)
-        residuals[:, : COST.start], observed[:, : COST.start] = drafts, seen
-        at = (sight.steps, sight.interval + COST.start)
+        self._acceptance.look(chunk, rows, residuals, observed)
+        at = (chunk.trains.cumsum()[sight.steps] - 1, sight.interval + COST.start)
         residuals[at] = sight.log_error / USUAL_LOG_ERROR
         observed[at] = ~chunk.after_switch[sight.steps]
-        if chunk.trains.all():
-            return residuals, observed
-        return residuals[chunk.trains], observed[chunk.trains]
+        return residuals, observed
 
     def _settle(self, alarmed: Sequence[int]) -> None:
         """End the block; after an alarm short ones follow, as at the beginning."""

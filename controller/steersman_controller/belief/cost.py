@@ -21,11 +21,12 @@ from steersman_controller.belief.steps import (
     PredictionError,
     Sight,
     StepSeconds,
+    expected_s,
     host_features,
     log_ratio,
     phases,
 )
-from steersman_controller.belief.verify import ASSUMED_S, UNITS, Curve, VerifyCost
+from steersman_controller.belief.verify import ASSUMED_S, Curve, VerifyCost
 from steersman_policies.messages import CONTEXT_EDGES_TOKENS, Hello
 from steersman_policies.view import Row, StepCost
 
@@ -169,7 +170,7 @@ class CostModel:
                 float(chunk.target_tokens[first]),
                 float(chunk.context_tokens[first]),
                 float(chunk.prefill_tokens[first]),
-                float(chunk.seconds[1, first]),
+                float(chunk.verify_s[first]),
             )
         pick = steps if len(steps) < chunk.steps else slice(None)
         interval, rows = self._rows(
@@ -180,12 +181,11 @@ class CostModel:
             chunk.requests_drafting[pick],
             chunk.decode_requests[pick],
         )
-        products = self.state.compared[:, interval] * rows
-        predicted = phases(products[0])
+        solution, reference = self.state.compared
+        predicted, expected = phases(solution, interval, rows), expected_s(reference, interval, rows)
         actual = np.empty((len(steps), len(PHASES)))
-        actual[:, :3] = chunk.seconds[:, pick].T
-        actual[:, 3] = chunk.busy_s[pick]
-        expected = np.cumsum(products[1], axis=1)[:, -1]
+        for phase, actual_s in enumerate((chunk.draft_s, chunk.verify_s, chunk.other_s, chunk.busy_s)):
+            actual[:, phase] = actual_s[pick]
         log_error = np.where(expected > 0.0, log_ratio(actual[:, 3], expected), 0.0)
         return Sight(steps, interval, rows, predicted, actual, log_error)
 
@@ -272,7 +272,7 @@ class CostModel:
         )
         last = self.state.solution
         coefficients = self._coefficients(Solution(self._forward_now(), last.draft, last.other))
-        draft_s, verify_s, other_s, _ = phases(coefficients[interval] * rows)[0].tolist()
+        draft_s, verify_s, other_s, _ = phases(coefficients, interval, rows)[0].tolist()
         return StepSeconds(draft_s, verify_s, other_s)
 
     def bounds(self, target_tokens: float) -> tuple[float, float]:
@@ -362,10 +362,7 @@ class CostModel:
     ) -> tuple[Counts, Array]:
         """Interval and features of steps."""
         rows = np.empty((len(target_tokens), WIDTH))
-        interval = self.verify.features(rows, target_tokens, context_tokens)
-        rows[:, 3] = decode_requests / UNITS[1]
-        rows[:, 4] = prefill_tokens / UNITS[2]
-        rows[:, 5] = prefill_tokens > 0.0
+        interval = self.verify.features(rows, target_tokens, context_tokens, decode_requests, prefill_tokens)
         host_features(rows, depth, requests_drafting, decode_requests)
         return interval, rows
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 from steersman_controller.belief.arrays import Array, Counts, Mask
 from steersman_controller.belief.evidence import ASKED, DRAFTED, Evidence
 from steersman_controller.belief.shrinkage import STRENGTH_CONTEXT
+from steersman_controller.compiled import compiled
 from steersman_policies.units import MAX_SEGMENTS
 
 REFERENCE_STEPS = 2048
@@ -81,9 +82,27 @@ class Decay:
     def _length(self, evidence: Evidence) -> Array:
         """Expected accepted tokens at the reference K, contexts weighted as in the reference."""
         found, sums = evidence.by_context(), evidence.sums()
-        reached, accepted = found.reached.sum(axis=1), found.accepted.sum(axis=1)
-        segment = (accepted + 1.0) / (reached + 2.0)
-        here = (found.accepted + STRENGTH_CONTEXT * segment[:, None]) / (found.reached + STRENGTH_CONTEXT)
-        survival = np.cumprod(here[:, :, : self.reference_k], axis=2).sum(axis=2)
         coverage = sums[DRAFTED] / np.maximum(sums[ASKED], 1e-300)
-        return np.asarray(coverage * (survival * self.state.mix).sum(axis=1))
+        mix, k = self.state.mix, self.reference_k
+        taken = _accepted_tokens(found.reached, found.accepted, mix, k, STRENGTH_CONTEXT)
+        return np.asarray(coverage * taken)
+
+
+@compiled
+def _accepted_tokens(reached: Array, accepted: Array, mix: Array, k: int, strength: float) -> Array:
+    """By segment, what is accepted of `k` draft tokens; a context leans on the whole segment."""
+    segments, contexts, positions = reached.shape
+    found = np.zeros(segments)
+    for row in range(segments):
+        survival = np.ones(contexts)
+        for position in range(min(k, positions)):
+            total = accepted_total = 0.0
+            for context in range(contexts):
+                total += reached[row, context, position]
+                accepted_total += accepted[row, context, position]
+            segment = (accepted_total + 1.0) / (total + 2.0)
+            for context in range(contexts):
+                kept = accepted[row, context, position] + strength * segment
+                survival[context] *= kept / (reached[row, context, position] + strength)
+                found[row] += survival[context] * mix[row, context]
+    return found

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from steersman_controller.belief.arrays import Array, Counts, add_at, gain
+from steersman_controller.belief.arrays import Array, Counts, Mask, gain, gains
 from steersman_controller.belief.columns import CONTEXTS, Columns
+from steersman_controller.compiled import compiled
 from steersman_policies.units import MAX_SEGMENTS
 
 KEEP_ASKED = 0.995
@@ -26,7 +27,6 @@ ASKED, DRAFTED, INVALID, DRAFTED_TWICE = range(4)
 the square of their gain, from which follows how many drafts the faded ones are worth."""
 
 SUMS = 4
-_SUM_PLACES = (np.arange(SUMS) * MAX_SEGMENTS)[:, None]
 
 
 class EvidenceState(Struct):
@@ -68,21 +68,30 @@ class Evidence:
 
     def add(self, chunk: Columns, rows: Counts) -> None:
         """Count what the groups of a chunk verified; `rows`: the segment of each."""
-        state, marks = self.state, self.k_max + 1
-        by_group = self._advance(chunk, rows)[chunk.step, rows]
-        terms = np.empty((SUMS, len(rows)))
-        terms[:3] = chunk.drafts * by_group
-        terms[DRAFTED_TWICE] = terms[DRAFTED] * by_group
-        add_at(state.sums, (_SUM_PLACES + rows).reshape(-1), terms.reshape(-1))
-
-        group = chunk.group
-        weight = chunk.count * by_group[group]
-        context = ((rows * CONTEXTS + chunk.bucket) * marks)[group]
-        commanded = ((rows * marks + chunk.k) * marks)[group]
-        for kind, mark in enumerate(chunk.marks):
-            add_at(state.by_k[kind], commanded + mark, weight)
-            if kind:
-                add_at(state.by_context[kind - 1], context + mark, weight)
+        state = self.state
+        _add(
+            chunk.trains,
+            chunk.groups_before,
+            rows,
+            chunk.bucket,
+            chunk.k,
+            chunk.asked,
+            chunk.with_draft,
+            chunk.invalid,
+            chunk.teaches,
+            chunk.outcomes_before,
+            chunk.offered,
+            chunk.reached,
+            chunk.accepted,
+            chunk.verified,
+            gains(KEEP_ASKED),
+            gains(KEEP_IDLE),
+            state.by_context,
+            state.by_k,
+            state.sums,
+            state.asked_steps,
+            state.idle_steps,
+        )
 
     def doubt(self, rows: Counts, keep: float) -> None:
         """Forget all but this fraction of what was seen of these segments."""
@@ -131,15 +140,57 @@ class Evidence:
         """By what true values are multiplied in the kept ones, by segment."""
         return np.asarray(gain(KEEP_ASKED, self.state.asked_steps) * gain(KEEP_IDLE, self.state.idle_steps))
 
-    def _advance(self, chunk: Columns, rows: Counts) -> Array:
-        """The gain of each segment in each step: a segment forgets once per step, however many its groups."""
-        place = chunk.step * MAX_SEGMENTS + rows
-        live, asked = np.zeros((2, chunk.steps * MAX_SEGMENTS), np.bool_)
-        live[place[chunk.trains[chunk.step]]] = True
-        asked[place[chunk.teaches > 0.0]] = True
-        live, asked = live.reshape(-1, MAX_SEGMENTS), asked.reshape(-1, MAX_SEGMENTS)
-        state = self.state
-        asked_steps = state.asked_steps + asked.cumsum(axis=0)
-        idle_steps = state.idle_steps + (live & ~asked).cumsum(axis=0)
-        state.asked_steps, state.idle_steps = asked_steps[-1], idle_steps[-1]
-        return np.asarray(gain(KEEP_ASKED, asked_steps) * gain(KEEP_IDLE, idle_steps))
+
+@compiled
+def _add(
+    trains: Mask,
+    groups_before: Counts,
+    rows: Counts,
+    bucket: Counts,
+    k: Counts,
+    asked: Array,
+    with_draft: Array,
+    invalid: Array,
+    teaches: Array,
+    outcomes_before: Counts,
+    offered: Counts,
+    reached: Counts,
+    accepted: Counts,
+    verified: Array,
+    asked_gains: Array,
+    idle_gains: Array,
+    by_context: Array,
+    by_k: Array,
+    sums: Array,
+    asked_steps: Counts,
+    idle_steps: Counts,
+) -> None:
+    """Add what groups verified to the last five. A segment forgets once per step, however many its groups."""
+    most = len(asked_gains) - 1
+    forgot, was_asked = np.full((2, len(asked_steps)), -1)
+    for step in range(len(trains)):
+        if not trains[step]:
+            continue
+        for group in range(groups_before[step], groups_before[step + 1]):
+            if teaches[group] > 0.0:
+                was_asked[rows[group]] = step
+        for group in range(groups_before[step], groups_before[step + 1]):
+            row = rows[group]
+            if forgot[row] != step:
+                forgot[row] = step
+                asked_steps[row] += was_asked[row] == step
+                idle_steps[row] += was_asked[row] != step
+            if teaches[group] == 0.0:
+                continue
+            more = asked_gains[min(asked_steps[row], most)] * idle_gains[min(idle_steps[row], most)]
+            sums[ASKED, row] += asked[group] * more
+            sums[DRAFTED, row] += with_draft[group] * more
+            sums[INVALID, row] += invalid[group] * more
+            sums[DRAFTED_TWICE, row] += with_draft[group] * more * more
+            for outcome in range(outcomes_before[group], outcomes_before[group + 1]):
+                weight = verified[outcome] * more
+                by_k[0, row, k[group], offered[outcome]] += weight
+                by_k[1, row, k[group], reached[outcome]] += weight
+                by_k[2, row, k[group], accepted[outcome]] += weight
+                by_context[0, row, bucket[group], reached[outcome]] += weight
+                by_context[1, row, bucket[group], accepted[outcome]] += weight

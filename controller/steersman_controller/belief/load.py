@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from steersman_controller.belief.arrays import Array, Counts, add_at, gain
+from steersman_controller.belief.arrays import Array, Counts, gain
 from steersman_controller.belief.columns import CONTEXTS, Columns
+from steersman_controller.compiled import compiled
 from steersman_policies.units import MAX_SEGMENTS, UNKNOWN_SEGMENT
 
 FADE_S = 1.0
@@ -100,21 +101,23 @@ class RecentLoad:
     def add(self, chunk: Columns, rows: Counts) -> None:
         """Take in a chunk."""
         state = self.state
-        weight = chunk.busy_s * np.exp((chunk.started_s - state.anchor_s) / FADE_S)
-        running = np.empty((3, chunk.steps + 1))
-        running[:, 0] = state.sums
-        running[0, 1:] = weight
-        running[1, 1:] = weight * chunk.decode_requests
-        running[2, 1:] = weight * chunk.context_tokens
-        state.sums = np.cumsum(running, axis=1)[:, -1]
-        add_at(state.presence, rows * CONTEXTS + chunk.bucket, chunk.requests * weight[chunk.step])
-        state.last_step[rows] = state.steps + 1 + chunk.step  # the last one of a row stays
-        prefill = chunk.prefill_tokens[chunk.prefill_tokens > 0.0]
-        if len(prefill):
-            number = len(prefill)
-            more = gain(KEEP_PREFILL, state.prefill_steps[0] + 1 + np.arange(number))
-            add_at(state.prefill, np.repeat((0, 1), number), np.concatenate([prefill * more, more]))
-            state.prefill_steps += number
+        _add(
+            chunk.busy_s * np.exp((chunk.started_s - state.anchor_s) / FADE_S),
+            chunk.decode_requests,
+            chunk.context_tokens,
+            chunk.prefill_tokens,
+            gain(KEEP_PREFILL, state.prefill_steps[0] + 1 + np.arange(chunk.steps)),
+            chunk.groups_before,
+            rows,
+            chunk.bucket,
+            chunk.requests,
+            state.steps,
+            state.sums,
+            state.presence,
+            state.last_step,
+            state.prefill,
+            state.prefill_steps,
+        )
         state.steps += chunk.steps
         state.at_s = float(chunk.started_s[-1])
 
@@ -204,3 +207,37 @@ class RecentLoad:
     def _leaver(self, last_step: Sequence[int]) -> int:
         """The segment that has been away for longest."""
         return min(range(1, MAX_SEGMENTS), key=lambda row: (last_step[row], self.state.names[row]))
+
+
+@compiled
+def _add(
+    weight: Array,
+    decode_requests: Array,
+    context_tokens: Array,
+    prefill_tokens: Array,
+    prefill_gain: Array,
+    groups_before: Counts,
+    rows: Counts,
+    bucket: Counts,
+    requests: Array,
+    steps_before: int,
+    sums: Array,
+    presence: Array,
+    last_step: Counts,
+    prefill: Array,
+    prefill_steps: Counts,
+) -> None:
+    """Add steps and their groups to the last five; the n-th step with prefill has the n-th gain for it."""
+    with_prefill = 0
+    for step in range(len(weight)):
+        sums[0] += weight[step]
+        sums[1] += weight[step] * decode_requests[step]
+        sums[2] += weight[step] * context_tokens[step]
+        for group in range(groups_before[step], groups_before[step + 1]):
+            presence[rows[group], bucket[group]] += requests[group] * weight[step]
+            last_step[rows[group]] = steps_before + 1 + step
+        if prefill_tokens[step] > 0.0:
+            prefill[0] += prefill_tokens[step] * prefill_gain[with_prefill]
+            prefill[1] += prefill_gain[with_prefill]
+            with_prefill += 1
+    prefill_steps[0] += with_prefill

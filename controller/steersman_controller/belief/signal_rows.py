@@ -1,7 +1,6 @@
 """The signals in reports as arrays, those left out that contradict what the same report says."""
 
 from collections.abc import Sequence
-from operator import attrgetter
 
 import numpy as np
 from msgspec import Struct
@@ -12,7 +11,6 @@ from steersman_policies.units import SIGNAL_BINS
 
 SIGNALS: tuple[Signal, ...] = ("state", "confidence")
 
-_signals = attrgetter("signals")
 _INDEX = {signal: index for index, signal in enumerate(SIGNALS)}
 
 
@@ -47,8 +45,6 @@ NO_SIGNALS = SignalRows(_NOTHING, _NOTHING, _NOTHING, _NOTHING, np.zeros((3, 0))
 
 def signal_rows(groups: Sequence[Group]) -> SignalRows:
     """All rows of all groups. Numbers are taken as they are; a signal of another name becomes -1."""
-    if not any(map(_signals, groups)):
-        return NO_SIGNALS
     rows = [
         (index, _INDEX.get(found.signal, -1), *row)
         for index, group in enumerate(groups)
@@ -63,23 +59,23 @@ def signal_rows(groups: Sequence[Group]) -> SignalRows:
     return SignalRows(group, signal, kind, position, numbers[4:])
 
 
-def liars(rows: SignalRows, outcomes: tuple[Counts, Counts, Array], requests: Array, k_max: int) -> Mask:
+def liars(
+    rows: SignalRows, outcomes: tuple[Counts, Counts, Counts, Array], requests: Array, k_max: int
+) -> Mask:
     """By group, whether its signals contradict the rest of it.
 
-    `outcomes`: group, [drafted, reached, accepted] and count of each. No signal can know of more drafts at a
+    `outcomes`: group, draft tokens, accepted ones and count of each. No signal can know of more drafts at a
     position than were verified there, nor of more that were accepted or refused on the way.
     """
     found = np.zeros(len(requests), np.bool_)
-    if not len(rows.group):
-        return found
     offered, verified, accepted = rows.drafts
     fits = (rows.signal >= 0) & (rows.bin >= 0) & (rows.bin < SIGNAL_BINS)
     fits &= (rows.position >= 1) & (rows.position <= k_max)
     fits &= (accepted >= 0.0) & (accepted <= verified) & (verified <= offered)
     found[rows.group[~fits]] = True
-    group, marks, count = outcomes
+    group, *marks, count = outcomes
     shape = (len(requests), k_max + 1)
-    limits = [_at_least(group, np.clip(marks[kind], 0, k_max), count, shape) for kind in (0, 2)]
+    limits = [_at_least(group, mark, count, shape) for mark in marks]
     limits.append(limits[0] - limits[1])
     limits.append(np.broadcast_to(requests[:, None], shape))
     terms = (verified, accepted, verified - accepted, offered)

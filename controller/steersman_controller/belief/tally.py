@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from steersman_controller.belief.arrays import Array, Counts, added_up
+from steersman_controller.belief.arrays import Array, Counts
 from steersman_controller.belief.columns import Columns
 from steersman_controller.belief.steps import PHASES, Phase
+from steersman_controller.compiled import compiled
 from steersman_policies.messages import StepReport
 
 STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -32,12 +33,10 @@ class Histogram:
         self.counts = np.zeros((len(phases), len(edges) + 1), np.int64)
         self.sums = np.zeros(len(phases))
 
-    def add(self, values: Array) -> None:
-        """Count values, given by column."""
-        rows, buckets = self.counts.shape
-        places = np.searchsorted(self.edges, values, side="left") + np.arange(rows) * buckets
-        self.counts += np.bincount(places.reshape(-1), minlength=rows * buckets).reshape(rows, buckets)
-        self.sums += values.sum(axis=0)
+    def add(self, *values: Array) -> None:
+        """Count values, given by phase."""
+        for phase, column in enumerate(values):
+            _count(np.ascontiguousarray(column), self.edges, phase, self.counts, self.sums)
 
 
 class Tally:
@@ -84,18 +83,33 @@ class Tally:
         """Count the steps of some reports, which are given both ways."""
         self.steps += every.steps
         self.committed_tokens += int(every.committed_tokens.sum())
-        offered, _, accepted = every.marks
-        size = len(self._outcomes)
-        found = added_up(offered * size + accepted, every.verified, size * size)
-        self._outcomes += found.reshape(size, size)
+        _add_at(self._outcomes, every.offered, every.accepted, every.verified)
         for reason, number in Counter([report.reason for report in reports]).items():
             self.reasons[reason if reason in REASONS else "other"] += number
         self.depths.update([report.drafting_depth for report in reports])
-        self.step_seconds.add(every.seconds.T)
+        self.step_seconds.add(every.draft_s, every.verify_s, every.other_s)
 
     def errors(self, relative: Array) -> None:
         """Count errors of predictions, by step and phase."""
-        self.prediction_errors.add(relative)
+        self.prediction_errors.add(*relative.T)
+
+
+@compiled
+def _count(values: Array, edges: Array, phase: int, counts: Counts, sums: Array) -> None:
+    """Count values of a phase by bucket."""
+    for value in values:
+        bucket = 0
+        while bucket < len(edges) and edges[bucket] < value:
+            bucket += 1
+        counts[phase, bucket] += 1
+        sums[phase] += value
+
+
+@compiled
+def _add_at(sums: Array, row: Counts, column: Counts, terms: Array) -> None:
+    """Add terms at places."""
+    for term in range(len(terms)):
+        sums[row[term], column[term]] += terms[term]
 
 
 def _or_more(counts: Array) -> Counts:

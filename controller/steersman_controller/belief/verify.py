@@ -20,6 +20,7 @@ from msgspec import Struct
 from steersman_controller.belief.arrays import Array, Counts
 from steersman_controller.belief.fit import Fit
 from steersman_controller.belief.prior import CostPrior
+from steersman_controller.belief.steps import FEATURES, TERMS, UNITS, forward_features
 from steersman_controller.compiled import compiled
 
 ASSUMED_S = 0.02
@@ -30,15 +31,6 @@ SINGLE_TOKENS = 16
 
 KNEE_TOKENS = 32.0
 """The physics shape doubles from 1 token to about this many: between a CPU and a large GPU."""
-
-TERMS = 4
-"""Context, requests, prefill tokens, prefill at all."""
-
-FEATURES = 2 + TERMS
-"""The share of each of the two knots, then the terms."""
-
-UNITS = (32768.0, 64.0, 64.0, 1.0)
-"""One unit of a term costs about as much as one forward; makes one ridge strength fit all."""
 
 _UNITS = np.array(UNITS)
 
@@ -103,14 +95,27 @@ class VerifyCost:
         """Between which two knots a forward lies; the first or last where it lies beyond."""
         return np.asarray(self._interval[self._gap(tokens)])
 
-    def features(self, into: Array, tokens: Array, context_tokens: Array) -> Counts:
-        """Write the first three features of forwards into the columns of `into`; the interval of each."""
+    def features(
+        self,
+        into: Array,
+        tokens: Array,
+        context_tokens: Array,
+        decode_requests: Array,
+        prefill_tokens: Array,
+    ) -> Counts:
+        """Write the features of forwards into the first columns of `into`; the interval of each."""
         gap = self._gap(tokens)
-        left, right = self.grid[gap], self.grid[gap + 1]
-        part = np.maximum((tokens - left) / (right - left), 0.0)
-        into[:, 0] = (1.0 - part) * self._start[0, gap] + part * self._end[0, gap]
-        into[:, 1] = (1.0 - part) * self._start[1, gap] + part * self._end[1, gap]
-        into[:, 2] = context_tokens / UNITS[0]
+        forward_features(
+            into,
+            self.grid,
+            self._start,
+            self._end,
+            gap,
+            tokens,
+            context_tokens,
+            decode_requests,
+            prefill_tokens,
+        )
         return np.asarray(self._interval[gap])
 
     def coefficients(self, curve: Curve) -> Array:
@@ -138,8 +143,8 @@ class VerifyCost:
 
     def shape_at(self, tokens: float) -> float:
         """How many times as long as one over a single token a forward is expected to last."""
-        row = np.zeros((1, 3))
-        self.features(row, np.array([tokens]), np.zeros(1))
+        row, nothing = np.zeros((1, FEATURES)), np.zeros(1)
+        self.features(row, np.array([tokens]), nothing, nothing, nothing)
         return float(row[0, 0] + row[0, 1])
 
     def _gap(self, tokens: Array) -> Counts:

@@ -18,10 +18,13 @@ autocorrelation of a short stream tells that from a change. So delta is also at 
 deviation that this causes, where it is known.
 """
 
+import math
+
 import numpy as np
 from msgspec import Struct
 
 from steersman_controller.belief.arrays import BLOCK_STEPS, Array, Counts, Mask
+from steersman_controller.compiled import compiled, inlined
 
 BURST = 0.64
 """Lag-1 autocorrelation of real acceptance at its worst (n-gram drafts in code)."""
@@ -111,36 +114,27 @@ class Watch:
         state = self.state
         tolerance = np.maximum(TOLERANCE, 3.0 / np.sqrt(np.maximum(state.made_of, 1)))
         tolerance = np.maximum(tolerance, WANDER * state.wander / state.deviation)
-        watched = observed & (state.made_of > 0)
-        steps = len(residuals)
-        near = np.concatenate([state.near, watched])
-        company = near[:steps] | near[1 : steps + 1] | near[2 : steps + 2] | near[3 : steps + 3]
-        residuals = residuals - state.offset
-        scaled = residuals / np.where(company, state.deviation, state.alone)
-        np.minimum(np.maximum(scaled, -LARGEST, out=scaled), LARGEST, out=scaled)
-        running = np.empty((2, steps + 1, len(tolerance)))
-        running[:, 0] = state.sums[0]
-        np.subtract(scaled, tolerance, out=running[0, 1:])
-        np.subtract(-scaled, tolerance, out=running[1, 1:])
-        running[:, 1:] *= watched
-        np.cumsum(running, axis=1, out=running)
-        least = np.minimum.accumulate(running[:, 1:], axis=1)
-        np.minimum(least, state.sums[1][:, None], out=least)
-        above = running[:, 1:] - least
-        alarmed = np.zeros(0, np.int64)
-        # The threshold is `CAUTION` / tolerance.
-        if (above.max(axis=(0, 1), initial=0.0) * tolerance > CAUTION).any():
-            hit: Mask = np.asarray((above * tolerance > CAUTION).any(axis=0))
-            steps = int(hit.any(axis=1).argmax()) + 1
-            alarmed = np.flatnonzero(hit[steps - 1])
-        if steps:
-            state.sums[0], state.sums[1] = running[:, steps], least[:, steps - 1]
-        state.near = near[steps : steps + NEAR_STEPS]
-        state.seen += observed[:steps].sum(axis=0)
-        more = slice(state.filled, state.filled + steps)
-        state.residuals[more], state.watched[more] = residuals[:steps], watched[:steps]
+        alarmed = np.zeros(len(tolerance), np.bool_)
+        assert 0 <= state.filled <= BLOCK_STEPS - len(residuals)
+        steps = _advance(
+            residuals,
+            observed,
+            tolerance,
+            CAUTION / tolerance,
+            state.filled,
+            state.seen,
+            state.made_of,
+            state.offset,
+            state.deviation,
+            state.alone,
+            state.sums,
+            state.residuals,
+            state.watched,
+            state.near,
+            alarmed,
+        )
         state.filled += steps
-        return steps, alarmed
+        return steps, np.flatnonzero(alarmed)
 
     def forget(self, channels: Counts) -> None:
         """Begin these channels anew: no reference, nothing seen."""
@@ -160,18 +154,23 @@ class Watch:
     def settle(self) -> Mask:
         """End the block; the channels whose references are to be made anew, now."""
         state = self.state
-        self._measure()
-        due = self._due()
-        renewed = due & (state.made_of < REMEMBERED_STEPS)
-        if due.any():
-            self._estimate(due)
-            mean = state.moments[1] / np.maximum(state.moments[0], 1.0)
-            state.offset = np.where(renewed, 0.0, np.where(due, state.offset + mean, state.offset))
-            state.made_of[due] = state.seen[due]
-            state.moments[:, due] = 0.0
-            state.sums[:, :, due] = 0.0
-        state.sums[0] -= state.sums[1]
-        state.sums[1] = 0.0
+        renewed = np.zeros(len(state.seen), np.bool_)
+        _settle(
+            self.prior_variance,
+            state.filled,
+            state.residuals,
+            state.watched,
+            state.seen,
+            state.made_of,
+            state.offset,
+            state.deviation,
+            state.alone,
+            state.rho,
+            state.variance,
+            state.moments,
+            state.sums,
+            renewed,
+        )
         state.filled = 0
         return renewed
 
@@ -180,47 +179,135 @@ class Watch:
         state = self.state
         return np.where(state.variance > 0.0, state.deviation**2, 1.0)
 
-    def _due(self) -> Mask:
-        """Channels with twice the evidence that their reference was made of, up to `LAST_STEPS`."""
-        state = self.state
-        due = np.maximum(FIRST_STEPS, 2 * state.made_of)
-        return (state.seen >= due) & (state.made_of < LAST_STEPS)
 
-    def _measure(self) -> None:
-        """Moments of the block; a pair is two steps in a row."""
-        state = self.state
-        live = np.flatnonzero(state.watched[: state.filled].any(axis=0))
-        watched = state.watched[: state.filled, live]
-        limit = 4.0 * LARGEST * state.deviation[live]
-        z = np.minimum(np.maximum(state.residuals[: state.filled, live], -limit), limit) * watched
-        paired = watched[1:] & watched[:-1]
-        products = z[1:] * z[:-1]  # where they are no pair, one of them is 0
-        terms = (
-            watched.sum(axis=0),
-            z.sum(axis=0),
-            (z * z).sum(axis=0),
-            paired.sum(axis=0),
-            products.sum(axis=0),
-        )
-        state.moments[:, live] += np.stack(terms)
+@compiled
+def _advance(
+    residuals: Array,
+    observed: Mask,
+    tolerance: Array,
+    threshold: Array,
+    filled: int,
+    seen: Counts,
+    made_of: Counts,
+    offset: Array,
+    deviation: Array,
+    alone: Array,
+    sums: Array,
+    block: Array,
+    watched: Mask,
+    near: Mask,
+    alarmed: Mask,
+) -> int:
+    """Steps up to the first alarm. All from `seen` on are those of the state; `alarmed` is written."""
+    number = len(residuals)
+    for step in range(number):
+        now, alarm = filled + step, False
+        for channel in range(len(tolerance)):
+            block[now, channel] = residuals[step, channel] - offset[channel]
+            watched[now, channel] = observed[step, channel] and made_of[channel] > 0
+            seen[channel] += observed[step, channel]
+            if not watched[now, channel]:
+                continue
+            company = False
+            for back in range(1, NEAR_STEPS + 1):
+                early = back > step
+                company |= near[NEAR_STEPS + step - back, channel] if early else watched[now - back, channel]
+            scaled = block[now, channel] / (deviation[channel] if company else alone[channel])
+            scaled = min(max(scaled, -LARGEST), LARGEST)
+            for side in range(2):
+                sums[0, side, channel] += (-scaled if side else scaled) - tolerance[channel]
+                sums[1, side, channel] = min(sums[1, side, channel], sums[0, side, channel])
+                above = sums[0, side, channel] - sums[1, side, channel]
+                alarmed[channel] |= above > threshold[channel]
+            alarm |= alarmed[channel]
+        if alarm:
+            number = step + 1
+            break
+    for place in range(NEAR_STEPS):
+        step = number - NEAR_STEPS + place
+        near[place] = near[place + number] if step < 0 else watched[filled + step]
+    return number
 
-    def _estimate(self, renewed: Mask) -> None:
-        """Variance and autocorrelation, leaning on what was measured before, or at first on what is usual."""
-        state = self.state
-        number, total, squares, pairs, products = state.moments
-        mean = total / np.maximum(number, 1.0)
-        known = state.variance > 0.0
-        behind = np.where(known, np.maximum(state.made_of, PRIOR_STEPS), PRIOR_STEPS)
-        usual = np.where(known, state.variance, self.prior_variance)
-        raw = np.maximum(squares - number * mean * mean, 0.0)
-        variance = (raw + behind * usual) / (number + behind)
-        # A stream that never moved has not proven that it never will.
-        variance = np.maximum(variance, 0.25 * self.prior_variance)
-        covariance = products - pairs * mean * mean + behind * np.where(known, state.rho, PRIOR_RHO) * usual
-        rho = np.clip(covariance / (pairs + behind) / variance, 0.0, 0.95)
-        state.alone = np.where(renewed, np.sqrt(variance), state.alone)
-        deviation = np.sqrt(variance * (1.0 + 2.0 * rho / (1.0 - np.maximum(rho, BURST))))
-        state.deviation = np.where(renewed, deviation, state.deviation)
-        measured = renewed & (number > 0.0)
-        state.variance = np.where(measured, variance, state.variance)
-        state.rho = np.where(measured, rho, state.rho)
+
+@compiled
+def _settle(
+    prior_variance: Array,
+    filled: int,
+    block: Array,
+    watched: Mask,
+    seen: Counts,
+    made_of: Counts,
+    offset: Array,
+    deviation: Array,
+    alone: Array,
+    rho: Array,
+    variance: Array,
+    moments: Array,
+    sums: Array,
+    renewed: Mask,
+) -> None:
+    """Count the block; make new references where there is twice the evidence behind the last one, up to
+    `LAST_STEPS`. All from `made_of` on are those of the state; `renewed` is written."""
+    for channel in range(len(seen)):
+        _measure(filled, block, watched, channel, deviation[channel], moments)
+        if seen[channel] >= max(FIRST_STEPS, 2 * made_of[channel]) and made_of[channel] < LAST_STEPS:
+            renewed[channel] = made_of[channel] < REMEMBERED_STEPS
+            mean = moments[1, channel] / max(moments[0, channel], 1.0)
+            known = variance[channel] > 0.0
+            found, correlation = _estimated(
+                moments[:, channel],
+                max(made_of[channel], PRIOR_STEPS) if known else PRIOR_STEPS,
+                variance[channel] if known else prior_variance[channel],
+                rho[channel] if known else PRIOR_RHO,
+                prior_variance[channel],
+            )
+            long_run = found * (1.0 + 2.0 * correlation / (1.0 - max(correlation, BURST)))
+            alone[channel], deviation[channel] = math.sqrt(found), math.sqrt(long_run)
+            if moments[0, channel] > 0.0:
+                variance[channel], rho[channel] = found, correlation
+            offset[channel] = 0.0 if renewed[channel] else offset[channel] + mean
+            made_of[channel] = seen[channel]
+            moments[:, channel] = 0.0
+            sums[:, :, channel] = 0.0
+        for side in range(2):
+            sums[0, side, channel] -= sums[1, side, channel]
+            sums[1, side, channel] = 0.0
+
+
+@inlined
+def _measure(
+    filled: int, block: Array, watched: Mask, channel: int, deviation: float, moments: Array
+) -> None:
+    """Add the moments of a block; a pair is two steps in a row."""
+    limit = 4.0 * LARGEST * deviation
+    number = total = squares = pairs = products = last = 0.0
+    for step in range(filled):
+        if not watched[step, channel]:
+            continue
+        z = min(max(block[step, channel], -limit), limit)
+        number += 1.0
+        total += z
+        squares += z * z
+        if step > 0 and watched[step - 1, channel]:
+            pairs += 1.0
+            products += z * last
+        last = z
+    moments[0, channel] += number
+    moments[1, channel] += total
+    moments[2, channel] += squares
+    moments[3, channel] += pairs
+    moments[4, channel] += products
+
+
+@inlined
+def _estimated(
+    moments: Array, behind: float, usual: float, usual_rho: float, prior_variance: float
+) -> tuple[float, float]:
+    """Variance and autocorrelation, leaning on what was measured before, or at first on what is usual."""
+    number, total, squares, pairs, products = moments[0], moments[1], moments[2], moments[3], moments[4]
+    mean = total / max(number, 1.0)
+    variance = (max(squares - number * mean * mean, 0.0) + behind * usual) / (number + behind)
+    # A stream that never moved has not proven that it never will.
+    variance = max(variance, 0.25 * prior_variance)
+    covariance = products - pairs * mean * mean + behind * usual_rho * usual
+    return variance, min(max(covariance / (pairs + behind) / variance, 0.0), 0.95)

@@ -23,6 +23,7 @@ from steersman_controller.bench.traffic import (
 from steersman_controller.core import Controller
 from steersman_controller.events import ControllerConfig
 from steersman_controller.sidecar.serving import collect_rarely
+from steersman_controller.warm_up import warm_up
 from steersman_policies import policy
 from steersman_policies.codec import SCHEMA, Envelope, decode_payload, fingerprint_digest
 from steersman_policies.codec import encode as encode_frames
@@ -58,6 +59,8 @@ def run(
     """
     collect_rarely()
     known = patterns(random.Random(seed))  # noqa: S311 - chance that replays
+    progress("compiling")
+    warm_up()
     progress(f"{frames:,} frames through a socket")
     taken = ingest.measure(frames)
     progress(f"{reports:,} reports into a belief")

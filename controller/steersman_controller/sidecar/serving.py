@@ -19,6 +19,7 @@ from steersman_controller.sidecar.metrics import Metrics
 from steersman_controller.sidecar.server import Sidecar
 from steersman_controller.sidecar.snapshots import Snapshots
 from steersman_controller.trace.recorder import Recorder
+from steersman_controller.warm_up import warm_up
 from steersman_policies import policy
 
 log = logging.getLogger("steersman")
@@ -32,6 +33,8 @@ def serve(config: SidecarConfig, *, as_json: bool) -> int:
     collect_rarely()
     policy.load(config.policy.name, config.policy.params)  # refuse a bad one before anything is touched
     priors = read_given(config.prior)
+    log.info("preparing: compiles for some 20 s when it is new on this machine")
+    warm_up()
     stop = _Stop()
     with ExitStack() as held:
         for flag, endpoint in (("--telemetry", config.telemetry), ("--admin", config.admin)):
