@@ -57,7 +57,7 @@ OUTCOMES = WIDTH * WIDTH
 """Codes of outcomes: drafted x WIDTH + accepted, or one of the codes above where nothing was drafted."""
 
 BUCKETS = len(CONTEXT_EDGES_TOKENS) + 1
-_EDGES = np.array(CONTEXT_EDGES_TOKENS, dtype=np.int64)
+EDGES = np.array(CONTEXT_EDGES_TOKENS, dtype=np.int64)
 
 GAP_BINS = 2048
 GAP_BINS_PER_E = 100.0
@@ -222,81 +222,3 @@ def reserve(rows: Ints, count: int, block_tokens: int, reserved_tokens: int, ava
                 need = -((rows[CONTEXT, row] + reserved_tokens) // -block_tokens)
                 rows[BLOCKS, row] = max(rows[BLOCKS, row], need)
     return wanted
-
-
-(
-    GROUP,
-    REQUESTS,
-    WITH_DRAFT,
-    WITHOUT_MATCH,
-    WITHOUT_ROOM,
-    COMMITTED_NOTHING,
-    CELLS,
-    GROUP_FIELDS,
-) = range(8)
-"""Fields of a group. GROUP is (segment x BUCKETS + context bucket) x WIDTH + K, CELLS how many outcomes with a
-draft it has."""
-
-
-@njit(error_model="numpy")  # type: ignore[untyped-decorator]
-def group(rows: Ints, count: int, hashed: Ints, cells: Ints, groups: Ints, outcomes: Ints) -> tuple[int, int]:
-    """Groups of what the last commit verified, in the order of their first row, before rows leave.
-
-    `groups` [group, field] says what they are, `outcomes` [(drafted, accepted, requests), cell] what they
-    verified: the cells of the first group, then those of the second, and so on. Returned: how many there
-    are of both. `cells` and `hashed` are room for one entry a row; the latter is all -1 before and after,
-    and its length is a power of two.
-    """
-    used, mask = 0, hashed.shape[0] - 1
-    for row in range(count):
-        if rows[SKIPPED, row]:
-            continue
-        bucket, cached = 0, rows[CONTEXT, row] - rows[NEW, row] - 1
-        while bucket < BUCKETS - 1 and cached > _EDGES[bucket]:
-            bucket += 1
-        place = (rows[SEGMENT, row] * BUCKETS + bucket) * WIDTH + rows[K, row]
-        key = place * OUTCOMES + rows[OUTCOME, row]
-        at = (key * 2654435761) & mask
-        while hashed[at] >= 0 and cells[0, hashed[at]] != key:
-            at = (at + 1) & mask
-        if hashed[at] < 0:
-            hashed[at] = used
-            cells[0, used], cells[1, used], cells[2, used] = key, 0, at
-            used += 1
-        cells[1, hashed[at]] += 1
-    for cell in range(used):
-        hashed[cells[2, cell]] = -1
-    found, drafted = _collate(cells, used, groups, outcomes)
-    return found, drafted
-
-
-@njit(error_model="numpy")  # type: ignore[untyped-decorator]
-def _collate(cells: Ints, used: int, groups: Ints, outcomes: Ints) -> tuple[int, int]:
-    """The cells (key, requests) of each group brought together."""
-    found = drafted = 0
-    for first in range(used):
-        place = cells[0, first] // OUTCOMES
-        if place < 0:
-            continue
-        groups[found] = 0
-        groups[found, GROUP] = place
-        for cell in range(first, used):
-            if cells[0, cell] < 0 or cells[0, cell] // OUTCOMES != place:
-                continue
-            code, requests = cells[0, cell] % OUTCOMES, cells[1, cell]
-            cells[0, cell] = -1
-            groups[found, REQUESTS] += requests
-            if code >= WIDTH:
-                groups[found, WITH_DRAFT] += requests
-                groups[found, CELLS] += 1
-                outcomes[0, drafted], outcomes[1, drafted] = code // WIDTH, code % WIDTH
-                outcomes[2, drafted] = requests
-                drafted += 1
-            elif code == NO_MATCH:
-                groups[found, WITHOUT_MATCH] = requests
-            elif code == LENGTH_LIMIT:
-                groups[found, WITHOUT_ROOM] = requests
-            elif code == EMPTY:
-                groups[found, COMMITTED_NOTHING] = requests
-        found += 1
-    return found, drafted
