@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from validate_faults import outside
 
 from steersman_controller.train import survival
@@ -100,7 +101,13 @@ def test_reading_shares_as_survivals_fails_v9(monkeypatch, where):
     elif where == "file":
         monkeypatch.setattr(hazards, "tokens_per_step", lambda acceptance, k: 1.0 + sum(acceptance[:k]))
     else:
-        monkeypatch.setattr(segments.np, "cumprod", np.asarray)
+        right = segments.segment_table
+
+        def of_survival(truth, *rest):
+            shares = np.array(truth.acceptance)
+            return right(replace(truth, acceptance=tuple(shares / np.append(1.0, shares[:-1]))), *rest)
+
+        monkeypatch.setattr(hazards, "segment_table", of_survival)
     assert outside(hazards.CHECK)
 
 

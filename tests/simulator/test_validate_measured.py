@@ -39,8 +39,9 @@ def test_a_token_more_fails_v6(monkeypatch):
     right = kernels.draft
 
     def draft(rows, count, *rest):
-        right(rows, count, *rest)
+        found = right(rows, count, *rest)
         rows[kernels.ACCEPTABLE, :count] += 1
+        return found
 
     monkeypatch.setattr(kernels, "draft", draft)
     assert outside(closed_batch.V6, scale=SMALL["V6"])

@@ -139,7 +139,7 @@ def test_a_wrong_cap_fails_v4(monkeypatch, traces):
     right = kernels.draft
 
     def shorter(rows, count, k_of, *rest):
-        right(rows, count, np.maximum(k_of - 1, 0), *rest)
+        return right(rows, count, np.maximum(k_of - 1, 0), *rest)
 
     monkeypatch.setattr(kernels, "draft", shorter)
     assert outside(walk.CHECK, public_traces=traces)

@@ -26,9 +26,10 @@ def plant_acceptance(monkeypatch, change):
     right = kernels.draft
 
     def draft(rows, count, *rest):
-        right(rows, count, *rest)
+        found = right(rows, count, *rest)
         accepted, pending = rows[kernels.ACCEPTABLE, :count], rows[kernels.PENDING, :count]
         accepted[:] = change(np.minimum(accepted, pending), pending)
+        return found
 
     monkeypatch.setattr(kernels, "draft", draft)
 

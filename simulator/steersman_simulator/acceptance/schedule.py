@@ -5,17 +5,17 @@ output position: position acceptance becomes factor x what it was, exactly, and 
 lower takes away a little of what every request had.
 """
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
 
+from steersman_policies.executor import mix
 from steersman_policies.units import Fraction, Seconds, Segment
-from steersman_simulator.acceptance.draft_table import MAX_DRAFT_TOKENS, Acceptance, DraftTable
+from steersman_simulator.acceptance import loops
+from steersman_simulator.acceptance.draft_table import Acceptance, DraftTable
 from steersman_simulator.workload.arrival import Arrival
-from steersman_simulator.world.chance import generator
 
 RAMP_PIECES = 20
 """A ramp is as many equal steps."""
@@ -53,7 +53,7 @@ class ScheduledAcceptance:
         found = drafter.table(arrival, ordinal, seed, at_s)
         if found is None or factor == 1.0:
             return found
-        return thinned(found, factor, generator(seed, ordinal, _WORD))
+        return thinned(found, factor, mix(seed, ordinal, _WORD))
 
     def changes(self) -> tuple[float, ...]:
         """Every phase, every step of a ramp, and what the drafters themselves know of."""
@@ -80,14 +80,11 @@ class ScheduledAcceptance:
         return tuple(sorted(set(moments)))
 
 
-def thinned(table: DraftTable, factor: float, chance: np.random.Generator) -> DraftTable:
+def thinned(table: DraftTable, factor: float, key: int) -> DraftTable:
     """The table with each acceptance kept with probability `factor`, until the first that is not."""
-    drawn = chance.random(len(table.accepted))
-    if factor <= 0.0:
-        return DraftTable(table.offered, np.zeros_like(table.accepted))
-    with np.errstate(divide="ignore"):
-        kept = np.minimum(np.log(drawn) / math.log(factor), MAX_DRAFT_TOKENS)
-    return DraftTable(table.offered, np.minimum(table.accepted, kept.astype(np.uint8)))
+    accepted = np.empty_like(table.accepted)
+    loops.thin(np.uint64(key), factor, table.accepted, accepted)
+    return DraftTable(table.offered, accepted)
 
 
 def _progress(phase: Phase, at_s: float) -> float:

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from steersman_policies.acceptance_trace import AcceptanceRecord
+from steersman_policies.executor import mix
 from steersman_policies.units import UNKNOWN_SEGMENT
 from steersman_simulator.acceptance.segments import AcceptanceTruth, SegmentTruth, segment_table
 from steersman_simulator.acceptance.spread import spread_over_distance
-from steersman_simulator.world.chance import generator
 
 LEAST_REQUESTS = 20
 """A segment with fewer is part of `unknown` only."""
@@ -155,7 +155,7 @@ def _drawn(truth: SegmentTruth, like: _Texts) -> _Texts:
     # More of them than there are in the data: the chance in what is drawn should be the smaller one.
     copies = min(max(MOST_TOKENS // len(like.begins), 1), MOST_COPIES)
     lengths = like.lengths * copies
-    tables = [segment_table(truth, n, generator(_SEED, at)) for at, n in enumerate(lengths)]
+    tables = [segment_table(truth, n, mix(_SEED, at)) for at, n in enumerate(lengths)]
     return _Texts(
         np.concatenate([table.offered for table in tables]).astype(np.int64).clip(0, like.longest),
         np.concatenate([table.accepted for table in tables]).astype(np.int64).clip(0, like.longest),

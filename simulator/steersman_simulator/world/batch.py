@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from steersman_policies.executor import Decision, Load
-from steersman_policies.messages import StepReport
+from steersman_policies.messages import Group, StepReport
 from steersman_simulator.acceptance.draft_table import MAX_DRAFT_TOKENS, DraftTable
 from steersman_simulator.truths.step_work import DraftWork, VerifyWork
 from steersman_simulator.workload.arrival import Arrival
@@ -41,6 +41,7 @@ class Batch:
         *,
         k_max: int = MAX_DRAFT_TOKENS,
         keeps_deliveries: bool = True,
+        makes_reports: bool = True,
     ) -> None:
         self.shape = shape
         self.rows = Rows(shape.max_batch)
@@ -51,21 +52,18 @@ class Batch:
         self.segments = Segments()
         self.gaps = np.zeros((2, kernels.GAP_BINS), dtype=np.int64)
         """Deliveries, and tokens, by bin of the time since the delivery before."""
+        self.makes_reports = makes_reports
+        """Whether `report` may be called."""
         self._drafts = drafts
         self._keeps_deliveries = keeps_deliveries
         self._is_async = shape.scheduling == "async"
         self._context = 0
         self._next = Coming()
         self._switched = False
-        capacity = shape.max_batch
-        self._hashed = np.full(4 << (capacity - 1).bit_length(), -1, dtype=np.int64)
-        self._cells = np.zeros((3, capacity), dtype=np.int64)
-        self._used_cells = 0
-        self._groups = Groups(capacity)
-        self._finished = np.zeros(capacity, dtype=np.int64)
+        self._groups = Groups(shape.max_batch)
+        self._ends = np.zeros((2, shape.max_batch), dtype=np.int64)
         self._short = False
         """Whether blocks are missing for the next forward."""
-        self._out = np.zeros(9, dtype=np.int64)
 
     @property
     def idle(self) -> bool:
@@ -112,11 +110,11 @@ class Batch:
         coming = self._next
         tokens = coming.requests + coming.draft_tokens + coming.filling
         chunks: list[tuple[Live, int]] = []
-        if self.admission.prefilling or (self.admission.waiting and not preempted):
+        slots = 0 if preempted else self.shape.max_batch - len(self.decoding)
+        if self.admission.prefilling or (slots and self.admission.waiting):
             budget = self.shape.prefill_budget_tokens or self.shape.token_budget
             if self.shape.token_budget:
                 budget = min(budget, self.shape.token_budget - tokens)
-            slots = 0 if preempted else self.shape.max_batch - len(self.decoding)
             chunks, gave_way = self.admission.chunks(now_s, budget, slots)
             if gave_way:
                 preempted = True
@@ -170,7 +168,7 @@ class Batch:
         live, row = self.decoding.pop(), self.rows.count - 1
         values = self.rows.values[:, row].tolist()
         live.delivered_s = float(self.rows.delivered_s[row])
-        self.rows.remove([row])
+        self.rows.count -= 1
         self.segments.count(live.arrival.segment, -1)
         if values[kernels.DONE]:
             self.admission.release(live, values[kernels.BLOCKS])
@@ -191,48 +189,42 @@ class Batch:
 
     def commit(self, forward: Forward, now_s: float) -> Committed:
         """Accept drafts, hand out tokens, let finished requests go."""
-        rows, ended = self.rows, list[Finished]()
-        tokens = self._context = self._used_cells = 0
+        rows, ended, groups = self.rows, list[Finished](), tuple[Group, ...]()
+        tokens = self._context = 0
         if rows.count:
-            left: list[int] = []
-            if self._is_async:
-                left = np.flatnonzero(rows.values[kernels.DONE, : rows.count]).tolist()
-            kernels.commit(
+            done, leave, tokens, self._context = kernels.commit(
                 rows.values,
                 rows.count,
                 now_s,
+                self._is_async,
                 rows.delivered_s,
                 self.gaps,
-                self._hashed,
-                self._cells,
-                self._finished,
                 self.segments.outcomes,
-                self._out,
+                self._ends,
             )
-            self._used_cells, done, _, tokens, self._context = self._out.tolist()[:5]
+            if self.makes_reports:
+                groups = self._groups.of(rows.values, rows.count, self.segments.names)
             if self._keeps_deliveries:
                 new_tokens = rows.values[kernels.NEW, : rows.count].tolist()
                 for live, new in zip(self.decoding, new_tokens, strict=True):
                     if new:
                         live.deliveries.append((now_s, new))
             if done:
-                now_done = self._finished[:done].tolist()
-                ended = [self._end(row, now_s) for row in now_done]
-                left = left if self._is_async else now_done
-            if left:
-                self._leave(left)
+                ended = [self._end(row, now_s) for row in self._ends[0, :done].tolist()]
+            if leave:
+                self._leave(self._ends[1, :leave])
         for live, chunk in forward.chunks:
             if self.admission.read(live, chunk):
                 tokens += 1
                 self._begin(live, now_s, ended)
-        return Committed(tokens, ended)
+        return Committed(tokens, ended, groups)
 
     def _end(self, row: int, now_s: float) -> Finished:
         values = self.rows.values[:, row].tolist()
         return finished(self.decoding[row], values[kernels.COMMITTED], counts_of(values), now_s)
 
-    def _leave(self, rows: list[int]) -> None:
-        for row in reversed(rows):
+    def _leave(self, rows: kernels.Ints) -> None:
+        for row in reversed(rows.tolist()):
             live = self.decoding.pop(row)
             self.segments.count(live.arrival.segment, -1)
             self.admission.release(live, int(self.rows.values[kernels.BLOCKS, row]))
@@ -304,7 +296,7 @@ class Batch:
             return DraftWork(0, 0, 0)
         self.segments.command(proposal_length)
         rows = self.rows
-        kernels.draft(
+        asked, context, stale, missing, *coming = kernels.draft(
             rows.values,
             rows.count,
             self.segments.k,
@@ -313,9 +305,7 @@ class Batch:
             self.shape.token_budget,
             _STATES[self.shape.off],
             self._is_async,
-            self._out,
         )
-        asked, context, stale, missing, *coming = self._out.tolist()
         if missing:
             raise ValueError(
                 "trace: no drafts in the fitted windows, so only K = 0 can be simulated; record with "
@@ -359,7 +349,7 @@ class Batch:
             self._kv_used(),
             committed.tokens,
             decision.plan_id,
-            self._groups.of(self._cells, self._used_cells, self.segments.names),
+            committed.groups,
             preemption=forward.preempted,
             first_after_switch=self._switched,
             explored=decision.explored,

@@ -69,7 +69,6 @@ class Engine:
         self.link = link
         self.seconds = seconds
         self._observer = observer
-        self._reports = link.wants_reports or observer.wants_steps
         self._is_async = batch.shape.scheduling == "async"
         self._unknown: deque[tuple[int, int, float]] = deque()
         """Tokens, decode requests and mean context of the steps whose outcome the scheduler does not know."""
@@ -155,7 +154,7 @@ class Engine:
         assert step.committed is not None
         assert step.drafting is not None
         seconds = (draft_s, step.verify_s, other_s)
-        if self._reports:
+        if self.batch.makes_reports:
             report = self.batch.report(step.forward, step.committed, step.decision, step.drafting, seconds)
             if self._observer.wants_steps:
                 self._observer.on_step(self.number, report)

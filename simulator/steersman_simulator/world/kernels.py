@@ -1,4 +1,4 @@
-"""The two loops over decode rows that every step runs, compiled.
+"""The loops over decode rows, compiled.
 
 Numba compiles each once per process, at its first call. Its cache on disk is not used: the index of that
 cache is a pickle. All arrays are int64 but for the seconds and the tables of drafts, so that one
@@ -39,14 +39,15 @@ Floats = NDArray[np.float64]
     DONE,
     SKIPPED,
     FILLING,
+    OUTCOME,
     FIELDS,
-) = range(22)
+) = range(23)
 """Fields of a row. CONTEXT is prompt and output so far; the cache holds one token less before a step.
 TABLE is where the row's drafts begin, -1 where nothing is known of them. PENDING draft tokens, made under K,
 wait for the next forward, which accepts at most ACCEPTABLE of them; WHY there are none is one of the codes
 below. MISSED tokens are unknown to the drafter. NEW tokens came in the last commit. DONE rows are finished
 and have not left; SKIPPED ones found no budget in the next forward; FILLING tokens
-fill up a short draft (async)."""
+fill up a short draft (async). OUTCOME is the code of what the last commit verified."""
 
 DRAFTED_FOR, NO_MATCH, LENGTH_LIMIT, EMPTY = range(4)
 """Codes of WHY, and of outcomes without a draft."""
@@ -56,7 +57,7 @@ OUTCOMES = WIDTH * WIDTH
 """Codes of outcomes: drafted x WIDTH + accepted, or one of the codes above where nothing was drafted."""
 
 BUCKETS = len(CONTEXT_EDGES_TOKENS) + 1
-_EDGES = np.array(CONTEXT_EDGES_TOKENS, dtype=np.int64)
+EDGES = np.array(CONTEXT_EDGES_TOKENS, dtype=np.int64)
 
 GAP_BINS = 2048
 GAP_BINS_PER_E = 100.0
@@ -80,35 +81,30 @@ def commit(
     rows: Ints,
     count: int,
     now_s: float,
+    lingers: bool,
     delivered_s: Floats,
     gaps: Ints,
-    hashed: Ints,
-    cells: Ints,
-    finished: Ints,
     outcomes: Ints,
-    out: Ints,
-) -> None:
+    ends: Ints,
+) -> tuple[int, int, int, int]:
     """Accept drafts and hand out tokens, in `count` rows.
 
-    `cells` becomes the distinct (group x outcome, requests) in order of their first row, `finished` the
-    indices of the rows that are done now; `outcomes` [segment, code] and `gaps` [per delivery or token, bin]
-    are added to. `hashed` is room for look-ups, all -1 before and after; its length is a power of two.
-    `out`: cells, finished rows, decode rows, tokens, context of the rows that go on.
+    `lingers`: whether a finished request takes part in one more step. `ends` becomes the indices of the rows
+    that are done now [0] and of those that leave now [1]; `outcomes` [segment, code] and `gaps` [per delivery
+    or token, bin] are added to. Returned: rows done, rows that leave, tokens, context of the rows that go on.
     """
-    mask = hashed.shape[0] - 1
-    used = done = decode = tokens = context = 0
+    done = leave = tokens = context = 0
     gap_s = place = -1.0
     for row in range(count):
-        pending, bucket, rows[NEW, row] = rows[PENDING, row], 0, 0
-        if rows[SKIPPED, row]:
-            context += rows[CONTEXT, row]
-            continue
-        decode += 1
-        while bucket < BUCKETS - 1 and rows[CONTEXT, row] - 1 > _EDGES[bucket]:
-            bucket += 1
+        rows[NEW, row] = 0
         if rows[DONE, row]:
-            code = EMPTY
+            rows[OUTCOME, row] = EMPTY
+            ends[1, leave] = row
+            leave += 1
+        elif rows[SKIPPED, row]:
+            context += rows[CONTEXT, row]
         else:
+            pending = rows[PENDING, row]
             accepted = min(pending, rows[ACCEPTABLE, row])
             code = pending * WIDTH + accepted if pending else rows[WHY, row]
             new = min(accepted + 1, rows[OUTPUT, row] - rows[COMMITTED, row])
@@ -119,8 +115,8 @@ def commit(
             rows[STEPS_DRAFTED, row] += pending > 0
             rows[COMMITTED, row] += new
             rows[CONTEXT, row] += new
+            rows[NEW, row], rows[OUTCOME, row] = new, code
             tokens += new
-            rows[NEW, row] = new
             if now_s - delivered_s[row] != gap_s:  # nearly all rows have the gap of the one before
                 gap_s = now_s - delivered_s[row]
                 place = math.log(max(gap_s / GAP_LEAST_S, 1e-9)) * GAP_BINS_PER_E
@@ -128,24 +124,28 @@ def commit(
             gaps[0, min(max(int(place) + 1, 0), GAP_BINS - 1)] += 1
             gaps[1, min(max(int(place - _LOGS[new]) + 1, 0), GAP_BINS - 1)] += new
             outcomes[rows[SEGMENT, row], code] += 1
-            if rows[COMMITTED, row] == rows[OUTPUT, row]:
-                rows[DONE, row] = 1
-                finished[done] = row
-                done += 1
-            else:
+            if rows[COMMITTED, row] < rows[OUTPUT, row]:
                 context += rows[CONTEXT, row]
-        key = ((rows[SEGMENT, row] * BUCKETS + bucket) * WIDTH + rows[K, row]) * OUTCOMES + code
-        at = (key * 2654435761) & mask
-        while hashed[at] >= 0 and cells[0, hashed[at]] != key:
-            at = (at + 1) & mask
-        if hashed[at] < 0:
-            hashed[at] = used
-            cells[0, used], cells[1, used], cells[2, used] = key, 0, at
-            used += 1
-        cells[1, hashed[at]] += 1
-    for cell in range(used):
-        hashed[cells[2, cell]] = -1
-    out[0], out[1], out[2], out[3], out[4] = used, done, decode, tokens, context
+                continue
+            rows[DONE, row], ends[0, done] = 1, row
+            done += 1
+            if not lingers:
+                ends[1, leave] = row
+                leave += 1
+    return done, leave, tokens, context
+
+
+@njit(error_model="numpy")  # type: ignore[untyped-decorator]
+def remove(rows: Ints, count: int, delivered_s: Floats, leaving: Ints) -> None:
+    """Let rows go, at least one and ascending; those behind them move up."""
+    to = leaving[0]
+    for at in range(leaving.shape[0]):
+        behind = leaving[at + 1] if at + 1 < leaving.shape[0] else count
+        for row in range(leaving[at] + 1, behind):
+            for field in range(FIELDS):
+                rows[field, to] = rows[field, row]
+            delivered_s[to] = delivered_s[row]
+            to += 1
 
 
 @njit(error_model="numpy")  # type: ignore[untyped-decorator]
@@ -158,13 +158,12 @@ def draft(
     budget: int,
     state: int,
     fills: bool,
-    out: Ints,
-) -> None:
+) -> tuple[int, int, int, int, int, int, int, int, int]:
     """Drafts for the next forward, K by segment in `k_of`, and what the decode requests bring to it.
 
     `budget` is the most tokens of a forward or 0, `state` what becomes of the drafter's (a code above),
-    `fills` whether short drafts are filled up. `out`: requests asked, their context, stale tokens, whether a
-    table was missing; decode rows, draft tokens, cached tokens, ragged rows, filling.
+    `fills` whether short drafts are filled up. Returned: requests asked, their context, stale tokens, whether
+    a table was missing; decode rows, draft tokens, cached tokens, ragged rows, filling.
     """
     asked = asked_context = stale = missing = 0
     decode = drafts = cached = longest = at_longest = filling = used = 0
@@ -206,8 +205,7 @@ def draft(
             cached += rows[CONTEXT, row] - 1
             at_longest = at_longest + (pending == longest) if pending <= longest else 1
             longest = max(longest, pending)
-    out[0], out[1], out[2], out[3], out[4], out[5] = asked, asked_context, stale, missing, decode, drafts
-    out[6], out[7], out[8] = cached, decode - at_longest, filling
+    return asked, asked_context, stale, missing, decode, drafts, cached, decode - at_longest, filling
 
 
 @njit(error_model="numpy")  # type: ignore[untyped-decorator]
@@ -224,52 +222,3 @@ def reserve(rows: Ints, count: int, block_tokens: int, reserved_tokens: int, ava
                 need = -((rows[CONTEXT, row] + reserved_tokens) // -block_tokens)
                 rows[BLOCKS, row] = max(rows[BLOCKS, row], need)
     return wanted
-
-
-(
-    GROUP,
-    REQUESTS,
-    WITH_DRAFT,
-    WITHOUT_MATCH,
-    WITHOUT_ROOM,
-    COMMITTED_NOTHING,
-    OUTCOME_ROWS,
-    GROUP_FIELDS,
-) = range(8)
-"""Fields of a group. GROUP is (segment x BUCKETS + context bucket) x WIDTH + K."""
-
-
-@njit(error_model="numpy")  # type: ignore[untyped-decorator]
-def collate(cells: Ints, used: int, groups: Ints, outcomes: Ints) -> int:
-    """Number of groups that the first `used` cells of `commit` make up, in the order of their first cell.
-
-    `groups` [group, field] says what they are, `outcomes` [(drafted, accepted, requests), row] what they
-    verified: the rows of the first group, then those of the second, and so on.
-    """
-    found = rows = 0
-    for first in range(used):
-        group = cells[0, first] // OUTCOMES
-        if group < 0:
-            continue
-        groups[found] = 0
-        groups[found, GROUP] = group
-        for cell in range(first, used):
-            if cells[0, cell] < 0 or cells[0, cell] // OUTCOMES != group:
-                continue
-            code, requests = cells[0, cell] % OUTCOMES, cells[1, cell]
-            cells[0, cell] = -1
-            groups[found, REQUESTS] += requests
-            if code >= WIDTH:
-                groups[found, WITH_DRAFT] += requests
-                groups[found, OUTCOME_ROWS] += 1
-                outcomes[0, rows], outcomes[1, rows] = code // WIDTH, code % WIDTH
-                outcomes[2, rows] = requests
-                rows += 1
-            elif code == NO_MATCH:
-                groups[found, WITHOUT_MATCH] = requests
-            elif code == LENGTH_LIMIT:
-                groups[found, WITHOUT_ROOM] = requests
-            elif code == EMPTY:
-                groups[found, COMMITTED_NOTHING] = requests
-        found += 1
-    return found

@@ -1,7 +1,5 @@
 """Decode requests as arrays, a row each in order of admission, and their drafts in one stretch of memory."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,18 +38,9 @@ class Rows:
         self.offered[at : at + len(table.offered)] = table.offered
         self.accepted[at : at + len(table.accepted)] = table.accepted
 
-    def remove(self, rows: Sequence[int]) -> None:
-        """Let rows go, ascending; those behind them move up."""
-        if not rows:
-            return
-        first = rows[0]
-        if len(rows) == 1:
-            self.values[:, first : self.count - 1] = self.values[:, first + 1 : self.count]
-            self.delivered_s[first : self.count - 1] = self.delivered_s[first + 1 : self.count]
-        else:
-            kept = np.delete(np.arange(first, self.count), np.array(rows) - first)
-            self.values[:, first : first + len(kept)] = self.values[:, kept]
-            self.delivered_s[first : first + len(kept)] = self.delivered_s[kept]
+    def remove(self, rows: kernels.Ints) -> None:
+        """Let rows go, at least one and ascending; those behind them move up."""
+        kernels.remove(self.values, self.count, self.delivered_s, rows)
         self.count -= len(rows)
 
     def _place(self, row: int, table: DraftTable) -> None:

@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from steersman_policies.messages import Group
 from steersman_simulator.truths.step_work import VerifyWork
 from steersman_simulator.world.requests import Finished, Live
 
@@ -22,6 +23,8 @@ class Committed(Struct, frozen=True, gc=False):
 
     tokens: int
     finished: list[Finished]
+    groups: tuple[Group, ...] = ()
+    """What was verified, where reports are made."""
 
 
 class Totals(Struct, gc=False):

@@ -122,6 +122,7 @@ class World:
             partial(self._drafts, self._acceptance[number]),
             k_max=hello.k_max,
             keeps_deliveries=self._observer.wants_deliveries,
+            makes_reports=link.wants_reports or self._observer.wants_steps,
         )
         words = (1, number) if number else (1,)
         seconds = self._truths[0][1].sampler(stream(self._random, *words))
