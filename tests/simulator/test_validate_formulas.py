@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from validate_faults import outside
 
 from steersman_controller.train import survival
-from steersman_policies import allocation
+from steersman_policies import allocation, candidates
 from steersman_policies.view import SegmentBelief, StepCost
 from steersman_simulator.acceptance import segments
 from steersman_simulator.validate import formulas, hazards, suite
@@ -59,20 +59,23 @@ def test_a_cost_without_k_fails_v1(monkeypatch):
 
 def test_stopping_at_the_first_rise_fails_v1(monkeypatch):
     """A planner that does not look beyond the shortest proposals is seen."""
-    right = allocation.Menu._by_depth
-    monkeypatch.setattr(allocation.Menu, "_by_depth", lambda self: right(self)[:4])
+    for name in ("_by_depth", "_uniform"):
+        right = getattr(candidates.Menu, name)
+        monkeypatch.setattr(candidates.Menu, name, lambda self, right=right: right(self)[:4])
     assert any("best K" in figure.what for figure in outside(formulas.CHECK))
 
 
 def test_positions_out_of_order_fail_v1(monkeypatch):
     """An allocator that hands out positions segment by segment is seen."""
-    right = allocation.Menu._rise
+    right = candidates.Menu._rises
 
-    def by_segment(self, segment, below, k):
-        _, *rest = right(self, segment, below, k)
-        return (segment * 100.0 + k, *rest)
+    def by_segment(self):
+        return [
+            [(segment * 100.0 + k, k, segment, *more) for _, k, segment, *more in rises]
+            for rises in right(self)
+        ]
 
-    monkeypatch.setattr(allocation.Menu, "_rise", by_segment)
+    monkeypatch.setattr(candidates.Menu, "_rises", by_segment)
     assert any("free choice" in figure.what for figure in outside(formulas.CHECK))
 
 

@@ -175,7 +175,8 @@ class Acceptance:
             gains,
             presence,
             *expected,
-            *fleet,
+            float(fleet.mean),
+            float(fleet.weight),
             PRIOR.mean,
         )
         mean, drafted_share = self.signals.untrimmed(mean, drafted_share)

@@ -36,4 +36,4 @@ def expected_of(prior: Prior | None, rows: Mapping[str, int], k_max: int) -> Exp
         mean = np.array(shares[:k_max])
         reached[row, : len(mean)] = drafts * np.cumprod(np.append(1.0, mean[:-1]))
         accepted[row, : len(mean)] = mean * reached[row, : len(mean)]
-    return Expected(reached, accepted, coverage, prior.drafts)
+    return Expected(reached, accepted, coverage, float(prior.drafts))
