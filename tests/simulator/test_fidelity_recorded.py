@@ -15,7 +15,7 @@ from steersman_simulator.windows import EngineTrace, engine_trace
 @pytest.fixture(scope="module")
 def trace(experiment) -> EngineTrace:
     """Off, fixed, steered: 40 requests each, which differ by their lengths alone."""
-    return engine_trace(experiment(40, seed=5, acceptance=ConstantAcceptance(0.6)).events)
+    return engine_trace(experiment(40, seed=8, acceptance=ConstantAcceptance(0.6)).events)
 
 
 def slower(trace: EngineTrace, number: int, factor: float) -> EngineTrace:

@@ -71,4 +71,4 @@ def test_truncation_is_a_real_run_at_the_shorter_k(make_world, write_recording, 
         assert policy["against_recorded"]["ratio"] == pytest.approx(true, rel=0.01)
         for segment in policy["segments"]:
             tokens = tokens_per_step(other, segment["segment"], 3)
-            assert segment["tokens_per_step"] == pytest.approx(tokens, rel=0.02)
+            assert segment["tokens_per_step"] == pytest.approx(tokens, rel=0.04)

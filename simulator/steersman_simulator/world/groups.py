@@ -104,11 +104,11 @@ class Groups:
     def of(self, rows: Ints, count: int, segments: Sequence[str]) -> tuple[Group, ...]:
         """Groups of the last commit in the order of their first request; before any of them leaves."""
         found, used = _group(rows, count, self._hashed, self._cells, self._groups, self._outcomes)
-        cells = list(zip(*self._outcomes[:, :used].tolist(), strict=True))
+        cells = tuple(zip(*self._outcomes[:, :used].tolist(), strict=True))
         out, at = [], 0
         for group in self._groups[:found].tolist():
             segment, bucket, requests, k, drafted, empty, no_match, no_room, more = group
-            mine, at = tuple(cells[at : at + more]), at + more
+            mine, at = cells[at : at + more], at + more
             not_drafted: dict[NotDrafted, int] = {}
             if no_match:
                 not_drafted["no_match"] = no_match
