@@ -9,6 +9,8 @@ import pytest
 
 from steersman_controller import compiled as compiled_module
 from steersman_controller.compiled import compiled
+from steersman_controller.sidecar import serving
+from steersman_controller.sidecar.config import SidecarConfig
 
 AFTERWARDS = """
 import random, sys
@@ -66,6 +68,23 @@ def test_a_warm_controller_compiles_nothing() -> None:
 def test_a_cold_controller_is_caught() -> None:
     """Without it all loops are compiled in the midst of work."""
     assert "watch._advance" in compiled_afterwards("")
+
+
+def test_a_sidecar_is_warm_before_it_listens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An engine that finds a socket finds somebody who answers."""
+    order = []
+
+    def listen(*_: object, **__: object) -> None:
+        order.append("listens")
+        raise ValueError("enough")
+
+    monkeypatch.setattr(serving, "warm_up", lambda: order.append("warm"))
+    monkeypatch.setattr(serving, "Sidecar", listen)
+    monkeypatch.setattr(serving, "_Stop", lambda: None)
+    config = SidecarConfig(telemetry=f"ipc://{tmp_path}/t", admin=f"ipc://{tmp_path}/a", metrics_port=0)
+    with pytest.raises(ValueError, match="enough"):
+        serving.serve(config, as_json=True)
+    assert order == ["warm", "listens"]
 
 
 def test_no_folder_to_keep_it_in(monkeypatch: pytest.MonkeyPatch) -> None:

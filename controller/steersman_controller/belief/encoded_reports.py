@@ -193,10 +193,10 @@ def _reasons(
         if not 0 <= size < words.shape[1]:
             continue
         for word in range(words.shape[0]):
-            same = words[word, size] == 0
-            for byte in range(size):
-                same = same and words[word, byte] == data[text + 1 + byte]
-            if same:
+            byte = 0
+            while byte < size and words[word, byte] == data[text + 1 + byte]:
+                byte += 1
+            if byte == size and words[word, size] == 0:
                 total += values[pair + 1]
                 first += values[pair + 1] * (word == 0)
     return total, first

@@ -33,8 +33,6 @@ def serve(config: SidecarConfig, *, as_json: bool) -> int:
     collect_rarely()
     policy.load(config.policy.name, config.policy.params)  # refuse a bad one before anything is touched
     priors = read_given(config.prior)
-    log.info("preparing: compiles for some 20 s when it is new on this machine")
-    warm_up()
     stop = _Stop()
     with ExitStack() as held:
         for flag, endpoint in (("--telemetry", config.telemetry), ("--admin", config.admin)):
@@ -42,6 +40,8 @@ def serve(config: SidecarConfig, *, as_json: bool) -> int:
             lock = claim(endpoint, flag=flag)
             if lock is not None:
                 held.enter_context(lock)
+        log.info("preparing: compiles for some 20 s when it is new on this machine")
+        warm_up()
         metrics = Metrics(version("steersman"), time.time)
         metrics_url = metrics.serve(config.metrics_port) if config.metrics_port else ""
         sidecar = Sidecar(
