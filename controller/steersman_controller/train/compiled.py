@@ -144,7 +144,10 @@ def _forward(tokens: tuple[int, ...], context: int, prefill: int) -> Cells:
 
 
 def _tokens_grid(model: PhysicsModel, largest: float) -> tuple[int, ...]:
-    grid = {1, max(int(largest), 1), *(knot for knot in model.knots if knot <= largest)}
+    """Up to what was measured, and one point beyond: tables are extended by their last slope, which must be
+    that of the model and not the jump of the last bucket."""
+    last = max(int(largest), 1)
+    grid = {1, last, 2 * last, *(knot for knot in model.knots if knot <= largest)}
     return tuple(sorted(grid))
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from steersman_controller.train.compiled import compile_tables
+from steersman_controller.train.devices import ARITHMETIC_SHARE, device
 from steersman_controller.train.models import CANDIDATES
 from steersman_controller.train.selection import select
 from steersman_controller.train.step_times import Source, read_step_times
@@ -27,6 +29,23 @@ Key = tuple[str, str, int]
 """Data set, drafter, concurrency."""
 
 
+class Arithmetic(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a token of the target's forward takes at least where arithmetic is what takes time: 2 operations a
+    parameter at the attainable share of the data sheet's peak."""
+
+    parameters: Annotated[float, Meta(gt=0.0)]
+    """Of the products with weights, the output head included, embeddings not."""
+    device: str
+    """One that `steersman_controller.train.devices` knows."""
+    devices: Annotated[int, Meta(ge=1)] = 1
+
+    @property
+    def token_s(self) -> float:
+        """Raises ValueError for an unknown device."""
+        rate = ARITHMETIC_SHARE * device(self.device).flops_per_s * self.devices
+        return 2.0 * self.parameters / rate
+
+
 class TableSpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="k_table"):
     """Fitted is on rows of `fit_dataset` up to `fit_concurrency`; every other row is predicted."""
 
@@ -39,6 +58,8 @@ class TableSpec(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind
     """Position acceptance up to `fit_concurrency`: of each data set its own, or that of `fit_dataset`."""
     columns: dict[str, str] = {}
     """Our name to the file's, where they differ."""
+    arithmetic: Arithmetic | None = None
+    """How steep a forward gets beyond what was fitted, at least; without it goes on as the fit says."""
     seeds: int = 1
     """Worlds for each row; their mean tokens per second counts."""
 
@@ -143,7 +164,21 @@ def _cost(spec: TableSpec, path: Path, drafter: str) -> StepCost:
     cells = groups[drafter, spec.fit_dataset]
     cells = cells.take(cells.batch <= spec.fit_concurrency)
     model = select(cells, CANDIDATES, lambda _: None).model
-    return compile_tables(model, cells, 0.0).cost
+    cost = compile_tables(model, cells, 0.0).cost
+    return cost if spec.arithmetic is None else _steeper(cost, spec.arithmetic.token_s)
+
+
+def _steeper(cost: StepCost, token_s: float) -> StepCost:
+    """The same, where tokens beyond the last that was fitted take at least so long: tables end with a point
+    beyond it, and are extended by their last slope."""
+    last, beyond = cost.tokens_grid[-2:]
+    return replace(
+        cost,
+        verify_s=tuple(
+            tuple((*row[:-1], max(row[-1], row[-2] + token_s * (beyond - last))) for row in plane)
+            for plane in cost.verify_s
+        ),
+    )
 
 
 def _pooled(rows_: Sequence[ServedRow]) -> tuple[float, ...]:
