@@ -15,13 +15,12 @@ from steersman_controller.sidecar.config import (
     MIN_PLAN_INTERVAL_S,
     PolicyChoice,
     PriorChoice,
-    merged_trees,
-    nested,
     read_yaml,
 )
 from steersman_controller.sidecar.shape import shaped
 from steersman_policies.units import Count, Name, ProposalLength, Seconds
 from steersman_simulator.acceptance.spec import AcceptanceSpec
+from steersman_simulator.dotted import put
 from steersman_simulator.report.tally import Slo
 from steersman_simulator.truths.spec import TruthSpec
 from steersman_simulator.workload.spec import WorkloadSpec
@@ -96,7 +95,7 @@ def read_scenario(path: Path, changed: Mapping[str, Any] | None = None, policy: 
         tree = {**tree, "policy": {"name": policy}}
     for key, value in (changed or {}).items():
         where = f"{path} with {', '.join(changed or {})}"
-        tree = merged_trees(tree, nested(key.split("."), value))
+        put(tree, key, value)
     scenario = msgspec.convert(shaped(tree, Scenario, where), Scenario)
     found = scenario.controller.plan_interval_s
     if found < MIN_PLAN_INTERVAL_S:

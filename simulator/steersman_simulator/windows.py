@@ -64,9 +64,12 @@ def engine_trace(events: Iterable[Event], engine_id: str = "") -> EngineTrace:
     """
     cutter: _Cutter | None = None
     started: list[Event] = []
+    held: dict[str, None] = {}
     for event in events:
         if cutter is None:
             started.append(event)
+            if isinstance(event, Received) and _is_wanted(event, ""):
+                held[event.engine_id] = None
             if isinstance(event, Received) and _is_wanted(event, engine_id):
                 cutter = _Cutter(event.engine_id)
                 for earlier in started:
@@ -74,8 +77,10 @@ def engine_trace(events: Iterable[Event], engine_id: str = "") -> EngineTrace:
         else:
             cutter.add(event)
     if cutter is None or cutter.hello is None:
-        named = f"engine {engine_id!r}" if engine_id else "any engine"
-        raise ValueError(f"trace: no step of {named}")
+        if not held:
+            raise ValueError("trace: no step of any engine")
+        hint = did_you_mean(engine_id, held)
+        raise ValueError(f"trace: no step of engine {engine_id!r}{hint}; held: {', '.join(held)}")
     cutter.cut()
     return EngineTrace(cutter.engine_id, cutter.hello, tuple(cutter.windows))
 

@@ -15,7 +15,7 @@ from steersman_controller.train.bundle import read_bundle
 from steersman_controller.train.cells import Cells, shapes
 from steersman_controller.train.crossover import best_k
 from steersman_controller.train.devices import BANDWIDTH_SHARE, DEVICES
-from steersman_controller.train.model_shape import ModelShape, shape_of
+from steersman_controller.train.model_shape import ModelShape, read_shape, shape_of
 from steersman_controller.train.operator_tables import ComposedForward, OperatorTables
 from steersman_controller.train.prior import prior_cells, step_seconds, with_prior
 from steersman_controller.train.roofline import Roofline
@@ -47,6 +47,15 @@ def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA_8B))
     return path
+
+
+def test_the_folder_of_a_model_stands_for_its_config(tmp_path: Path) -> None:
+    """As a hub download or `save_pretrained` leaves it."""
+    (tmp_path / "config.json").write_text(
+        '{"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 16, '
+        '"vocab_size": 32}'
+    )
+    assert read_shape(tmp_path) == read_shape(tmp_path / "config.json")
 
 
 def test_sizes_come_from_the_config() -> None:

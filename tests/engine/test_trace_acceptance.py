@@ -20,6 +20,7 @@ from steersman_engine.trace.draft_model import DraftModelMethod
 from steersman_engine.trace.method import record_of
 from steersman_engine.trace.ngram import NgramMethod
 from steersman_engine.trace.pairs import Pair
+from steersman_engine.trace.verbs import trace_acceptance
 from steersman_policies.acceptance_trace import read_trace
 from steersman_policies.acceptance_walk import walk
 
@@ -198,6 +199,41 @@ def test_bad_logs_are_refused_in_one_line(
         command.run(settings(source, tmp_path / "t.jsonl", **changes), lambda _: None)
     assert all(word in str(error.value) for word in words), str(error.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"model": "some/model"}, "--model: goes with --method draft-model, not with ngram"),
+        ({"device": "cpu"}, "--device: goes with --method draft-model"),
+        ({"method": "draft-model", "min_ngram": 3}, "--min-ngram: goes with --method ngram"),
+    ],
+)
+def test_an_option_of_the_other_method_is_refused(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    """Else a model that was named would never be asked, and prompt lookup would pass for it."""
+    source = tmp_path / "in.jsonl"
+    source.write_text(GOOD + "\n")
+    with pytest.raises(ValueError, match=words):
+        trace_acceptance(source, tmp_path / "t.jsonl", **options)
+    assert not (tmp_path / "t.jsonl").exists()
+
+
+def test_the_bundled_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--model bundled` is what leaving it out means, as `--tokenizer bundled` is a name."""
+    asked: list[str | None] = []
+
+    def load(source: str | None, device: str | None) -> DraftModelMethod:
+        asked.append(source)
+        return DraftModelMethod(model_of(), "bundled")
+
+    monkeypatch.setattr(draft_model, "load_draft_model", load)
+    source = tmp_path / "in.jsonl"
+    source.write_text(GOOD + "\n")
+    for name in (None, "bundled"):
+        trace_acceptance(source, tmp_path / "t.jsonl", method="draft-model", model=name)
+    assert asked == [None, None]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 
 from steersman_controller.cli import run as cli
 from steersman_controller.trace.recording import read_recording
+from steersman_simulator.acceptance.spec import ConstantSpec
 from steersman_simulator.run_scenario import run_scenario
 from steersman_simulator.scenario import read_scenario
 
@@ -251,6 +252,16 @@ def test_options_change_keys(scenario, capsys):
     assert asked == {
         "policy": "fixed", "params": {"k": 2}, "load": 2.0, "seed": 3, "arrived": 5, "max_batch": 2
     }  # fmt: skip
+
+
+def test_a_whole_part_can_be_set(scenario):
+    """Another kind of truth or acceptance comes without the keys of the first, as in a sweep."""
+    constant = {"kind": "constant", "acceptance": 0.7}
+    found = read_scenario(scenario, {"acceptance": constant, "speculation.k_max": 3})
+    assert found.acceptance == ConstantSpec(0.7)
+    assert found.speculation.k_max == 3
+    with pytest.raises(ValueError, match=r"seed\.x: seed is 1, which has no keys inside"):
+        read_scenario(scenario, {"seed": 1, "seed.x": 2})
 
 
 def test_another_policy_comes_without_the_parameters_of_the_first(scenario):

@@ -146,7 +146,7 @@ def test_a_controller_that_begins_with_a_prior_begins_with_longer_drafts(trace, 
         (["--policy", "fixed", "--param", "k"], "not of the form name=value"),
         (["--policy", "off", "--fit-policies", "offf"], "did you mean 'off'"),
         (["--policy", "off", "--load", "0"], "load: 0.0, must be above 0"),
-        (["--policy", "off", "--engine", "none"], "no step of engine 'none'"),
+        (["--policy", "off", "--engine", "none"], "no step of engine 'none'; held: "),
         (["--policy", "fixed", "--fit-policies", "off"], "only K = 0 can be simulated"),
     ],
 )

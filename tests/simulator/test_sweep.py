@@ -8,7 +8,7 @@ import pytest
 from made_cells import made_figures
 
 from steersman_simulator.sweep.best import Goal, groups_of, speedup
-from steersman_simulator.sweep.cells import Cell, Cells, Grid, cells_of
+from steersman_simulator.sweep.cells import Cell, Cells, Grid, cells_of, key_of
 from steersman_simulator.sweep.grid import read_sweep
 from steersman_simulator.sweep.results import CELL, Results, read_rows, table_of
 from steersman_simulator.sweep.run import run_cells
@@ -47,6 +47,28 @@ def test_a_grid_is_every_combination_with_the_parameters_that_its_policy_has(tmp
         "seed": 5,
     }
     assert BASE["policy"] == {"name": "off", "params": {}}
+
+
+def test_a_key_that_is_set_moves_nothing_else_that_yaml_shares(tmp_path):
+    """An alias says "the same as there": varying one of the two leaves the other as it was."""
+    part = {"load": 1.0}
+    found = cells_of(
+        {"a": part, "b": part}, Grid({"a.load": [2.0]}), folder=tmp_path, version="1", check=lambda *_: None
+    )
+    assert found.cells[0].scenario == {"a": {"load": 2.0}, "b": {"load": 1.0}, "seed": 0}
+
+
+def test_a_cell_is_known_by_its_operator_tables_too(tmp_path):
+    """They are named by what their names begin with; another measurement is another cell."""
+    tree = {"truth": {"kind": "scaled", "truth": {"kind": "operators", "tables": "ops_tp1", "layers": 2}}}
+    keys = set()
+    for content in ("1", "2"):
+        (tmp_path / "ops_tp1_dense.csv").write_text(content)
+        (tmp_path / "unrelated_dense.csv").write_text(content)
+        keys.add(key_of(tree, tmp_path, "1", {}))
+    assert len(keys) == 2
+    (tmp_path / "unrelated_dense.csv").write_text("3")
+    assert key_of(tree, tmp_path, "1", {}) in keys
 
 
 def test_explicit_cells_meet_every_combination(tmp_path):

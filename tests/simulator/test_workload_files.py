@@ -259,6 +259,22 @@ def test_real_vllm_requests_are_a_table_with_other_names(capsys, tmp_path):
     assert len(arrivals(tmp_path, kind="table", path="w.jsonl")) == 300
 
 
+def test_an_imported_trace_is_what_its_name_says(capsys, tmp_path):
+    """Compressed where it is called .gz, the same bytes every time; other endings are refused."""
+    source = tmp_path / "a.csv"
+    source.write_text(AZURE)
+    for name in ("plain.jsonl", "one.jsonl.gz", "two.jsonl.gz"):
+        assert cli(["trace", "import", str(source), "--out", str(tmp_path / name)]) == 0
+    packed = (tmp_path / "one.jsonl.gz").read_bytes()
+    assert gzip.decompress(packed) == (tmp_path / "plain.jsonl").read_bytes()
+    assert packed == (tmp_path / "two.jsonl.gz").read_bytes()
+    capsys.readouterr()
+    for name in ("t.csv", "t.parquet"):
+        assert cli(["trace", "import", str(source), "--out", str(tmp_path / name)]) == 2
+        assert "unknown format; allowed are .jsonl and .jsonl.gz" in capsys.readouterr().err
+        assert not (tmp_path / name).exists()
+
+
 def _flow(path: Path) -> Iterator[Arrival]:
     spec: WorkloadSpec = msgspec.convert({"kind": "table", "path": path.name}, WorkloadSpec)
     return read_arrivals(spec, path.parent, 0)

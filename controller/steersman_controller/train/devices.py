@@ -42,4 +42,4 @@ DEVICES = {
 
 def device(name: str) -> Device:
     """The device called so. Raises ValueError with what it may have meant."""
-    return DEVICES[known(DEVICES, name.lower(), "--device")]
+    return DEVICES[known(DEVICES, name.lower(), "device")]

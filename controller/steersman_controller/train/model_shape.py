@@ -78,7 +78,8 @@ class ModelShape(Struct, frozen=True):
 
 
 def read_shape(path: Path) -> ModelShape:
-    """The shape in a `config.json`. Raises ValueError naming file, key and what is allowed."""
+    """The shape in a `config.json`, or in the folder of a model. Raises ValueError naming file and key."""
+    path = path / "config.json" if path.is_dir() else path
     try:
         config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -28,10 +28,15 @@ def trace_acceptance(
         int | None,
         typer.Option(min=1, max=64, help="Longest draft looked at. [default: 64, 8 for draft-model]"),
     ] = None,
-    min_ngram: Annotated[int, typer.Option(min=1, help="ngram: shortest match, in tokens.")] = 2,
-    max_ngram: Annotated[int, typer.Option(min=1, help="ngram: longest match, in tokens.")] = 4,
+    min_ngram: Annotated[
+        int | None, typer.Option(min=1, help="ngram: shortest match, in tokens. [default: 2]")
+    ] = None,
+    max_ngram: Annotated[
+        int | None, typer.Option(min=1, help="ngram: longest match, in tokens. [default: 4]")
+    ] = None,
     model: Annotated[
-        str | None, typer.Option(help="draft-model: folder or hub id. [default: the bundled SmolLM2-135M]")
+        str | None,
+        typer.Option(help="draft-model: folder, hub id, or bundled. [default: bundled, SmolLM2-135M]"),
     ] = None,
     device: Annotated[str | None, typer.Option(help="draft-model: cpu, cuda, cuda:1.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
@@ -47,6 +52,15 @@ def trace_acceptance(
     if method not in METHODS:
         hint = did_you_mean(method, METHODS)
         raise ValueError(f"--method: no {method!r}{hint}; allowed are {', '.join(METHODS)}")
+    others = (
+        {"--model": model, "--device": device}
+        if method == "ngram"
+        else {"--min-ngram": min_ngram, "--max-ngram": max_ngram}
+    )
+    for name, value in others.items():
+        if value is not None:
+            other = next(each for each in METHODS if each != method)
+            raise ValueError(f"{name}: goes with --method {other}, not with {method}")
     settings = Settings(
         method="ngram" if method == "ngram" else "draft-model",
         source=source,
@@ -55,9 +69,9 @@ def trace_acceptance(
         tokenizer=tokenizer,
         target=target,
         k_max=k_max,
-        min_ngram=min_ngram,
-        max_ngram=max_ngram,
-        model=model,
+        min_ngram=2 if min_ngram is None else min_ngram,
+        max_ngram=4 if max_ngram is None else max_ngram,
+        model=None if model == "bundled" else model,
         device=device,
     )
     with _bar(source) as report:

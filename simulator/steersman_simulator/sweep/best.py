@@ -13,7 +13,8 @@ from msgspec import Struct
 from scipy.stats import t as student
 
 from steersman_policies.policy import did_you_mean
-from steersman_simulator.sweep.cells import SEED, Cell, said
+from steersman_simulator.dotted import said
+from steersman_simulator.sweep.cells import SEED, Cell
 from steersman_simulator.sweep.results import CELL, OK, STATUS, Row
 
 CHOSEN = ("policy", "controller", "prior")

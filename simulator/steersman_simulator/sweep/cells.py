@@ -5,6 +5,7 @@ the bytes of the files that it names, and the version that runs it.
 """
 
 import copy
+import glob
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,9 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from steersman_policies.policy import did_you_mean, policy_class
-
-Tree: TypeAlias = dict[str, Any]
-"""A scenario as its YAML says it."""
+from steersman_simulator.dotted import Tree, put, said
 
 Settings: TypeAlias = Mapping[str, Any]
 """Values by dotted key."""
@@ -94,30 +93,11 @@ def cells_of(scenario: Tree, grid: Grid, *, folder: Path, version: str, check: C
     return Cells(tuple(found.values()), combinations - len(found))
 
 
-def put(tree: Tree, key: str, value: Any) -> None:
-    """Set a dotted key. Raises ValueError where something on its way holds no keys.
-
-    >>> tree = {"workload": {"load": 1.0}}
-    >>> put(tree, "workload.load", 2.0)
-    >>> put(tree, "policy.params.k", 4)
-    >>> tree
-    {'workload': {'load': 2.0}, 'policy': {'params': {'k': 4}}}
-    """
-    *path, last = key.split(".")
-    place = tree
-    for depth, word in enumerate(path, start=1):
-        inner = place.setdefault(word, {})
-        if not isinstance(inner, dict):
-            name = ".".join(path[:depth])
-            raise ValueError(f"{key}: {name} is {said(inner)}, which has no keys inside")
-        place = inner
-    place[last] = copy.deepcopy(value)
-
-
 def key_of(scenario: Tree, folder: Path, version: str, digests: dict[Path, str]) -> str:
     """The hash of a cell's content. `digests` remembers those of files between calls.
 
-    A text of the scenario that names a file counts by what is in that file.
+    A text of the scenario that names a file counts by what is in that file, and the beginning of the names of
+    operator tables by what is in these.
     """
     files = {}
     for text in _texts(scenario):
@@ -128,6 +108,10 @@ def key_of(scenario: Tree, folder: Path, version: str, digests: dict[Path, str])
             digests[path] = _digest(path)
         if digests[path]:
             files[text] = digests[path]
+    for text in _table_names(scenario):
+        for path in sorted((folder / text).parent.glob(f"{glob.escape(Path(text).name)}_*")):
+            digests.setdefault(path, _digest(path))
+            files[path.name] = digests[path]
     content = msgspec.json.encode([version, scenario, files], order="deterministic")
     return hashlib.sha256(content).hexdigest()[:_KEY_DIGITS]
 
@@ -144,15 +128,6 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         out |= flat(value, f"{prefix}.{key}" if prefix else str(key))
     return out
-
-
-def said(value: Any) -> str:
-    """A value as `--vary` takes it.
-
-    >>> said("off"), said(0.5), said({"kind": "constant"})
-    ('off', '0.5', '{"kind":"constant"}')
-    """
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _combinations(grid: Grid) -> Iterator[dict[str, Any]]:
@@ -201,6 +176,15 @@ def _texts(tree: Any) -> Iterator[str]:
     elif isinstance(tree, Sequence):
         for value in tree:
             yield from _texts(value)
+
+
+def _table_names(tree: Any) -> Iterator[str]:
+    """What the names of operator tables begin with, wherever a truth says it."""
+    if isinstance(tree, Mapping):
+        if tree.get("kind") == "operators" and isinstance(tree.get("tables"), str):
+            yield tree["tables"]
+        for value in tree.values():
+            yield from _table_names(value)
 
 
 def _digest(path: Path) -> str:

@@ -24,7 +24,8 @@ from msgspec import Struct
 
 from steersman_controller.sidecar.config import read_yaml
 from steersman_controller.sidecar.shape import shaped
-from steersman_simulator.sweep.cells import MAX_CELLS, NAME, SEED, Grid, Tree
+from steersman_simulator.dotted import Tree
+from steersman_simulator.sweep.cells import MAX_CELLS, NAME, SEED, Grid
 
 
 class SweepFile(Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from steersman_simulator.dotted import said
 from steersman_simulator.sweep.best import Goal
-from steersman_simulator.sweep.cells import Cell, said
+from steersman_simulator.sweep.cells import Cell
 from steersman_simulator.sweep.results import OK, STATUS, Row
 
 FORMATS = (".png", ".svg", ".pdf")

@@ -12,7 +12,8 @@ from typing import Any, Literal, TypeAlias
 import joblib
 from threadpoolctl import threadpool_limits
 
-from steersman_simulator.sweep.cells import SEED, Cell, Tree, flat, said
+from steersman_simulator.dotted import Tree, said
+from steersman_simulator.sweep.cells import SEED, Cell, flat
 from steersman_simulator.sweep.results import CELL, ERROR, FAILED, OK, STATUS, Row
 
 Backend: TypeAlias = Literal["loky", "ray"]

@@ -7,9 +7,9 @@ import msgspec
 
 from steersman_controller.sidecar.shape import shaped
 from steersman_policies.policy import load
+from steersman_simulator.dotted import Tree
 from steersman_simulator.run_scenario import run_scenario
 from steersman_simulator.scenario import Scenario
-from steersman_simulator.sweep.cells import Tree
 
 _INPUTS = frozenset(
     {"name", "version", *Scenario.__struct_fields__, "params", "load", "engines", "max_batch"}

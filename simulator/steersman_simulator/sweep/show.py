@@ -8,8 +8,9 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
+from steersman_simulator.dotted import said
 from steersman_simulator.sweep.best import Goal, Group
-from steersman_simulator.sweep.cells import NAME, PARAMS, said
+from steersman_simulator.sweep.cells import NAME, PARAMS
 
 Advance = Callable[[bool], None]
 """One more cell is done; whether it failed."""

@@ -32,7 +32,7 @@ def trace_inspect(
 
 def trace_import(
     path: Annotated[Path, typer.Argument(help="The trace to read; also as .gz.")],
-    out: Annotated[Path, typer.Option(help="The file to write: one request a line, JSON.")],
+    out: Annotated[Path, typer.Option(help="The file to write, one request a line: .jsonl or .jsonl.gz.")],
     source: Annotated[
         str, typer.Option("--from", help="azure, mooncake, burstgpt, vllm_bench, table, recording.")
     ] = "",
