@@ -42,6 +42,7 @@ $(VENV)/.wheel: $(VENV)/.dependencies $(SOURCES)
 	rm -rf dist
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/*.whl
+	$(BIN)/python -m steersman_controller.warm_up
 	touch $@
 
 # torchvision and its kin come from another build of torch and do not load beside this one. `vllm serve`
@@ -61,6 +62,7 @@ $(VLLM)/.wheel: $(VLLM)/.vllm-$(VLLM_VERSION) $(VENV)/.wheel
 
 develop: $(VENV)/.dependencies
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(BIN)/python -m steersman_controller.warm_up
 	rm -f $(VENV)/.wheel
 
 demo: install

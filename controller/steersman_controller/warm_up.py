@@ -53,3 +53,7 @@ def _report(step: int, accepted: int, slow: float) -> StepReport:
         groups=(drafting,),
         reason="table",
     )
+
+
+if __name__ == "__main__":
+    warm_up()

@@ -174,6 +174,14 @@ def test_logs_become_a_trace(tmp_path: Path, name: str) -> None:
     assert read == sorted(read)
 
 
+def test_no_k_behind_the_longest_draft_is_walked(tmp_path: Path) -> None:
+    """With drafts of two tokens, K = 3 would be answered by K = 2."""
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    found = command.run(settings(source, tmp_path / "t.jsonl", k_max=2), lambda read: None)
+    assert (list(found["tokens_per_step"]), found["spread_at_k"]) == (["1"], 1)
+
+
 GOOD = '{"prompt_token_ids": [1], "output_token_ids": [2]}'
 
 

@@ -15,7 +15,7 @@ MethodName: TypeAlias = Literal["ngram", "draft-model"]
 
 WALKED_K = (1, 3, 5, 7)
 SPREAD_K = 3
-"""The K at which autocorrelation and the share between requests are told."""
+"""The largest K at which autocorrelation and the share between requests are told."""
 
 Report = Callable[[int], None]
 """Told how many bytes of the file are read."""
@@ -43,7 +43,8 @@ def run(settings: Settings, report: Report) -> dict[str, Any]:
     """Write the trace; returns its facts as a JSON tree. Raises ValueError or OSError in one line."""
     method, k = _method(settings)
     pairs = Pairs(settings.source, settings.columns, _encode(settings.tokenizer))
-    walks = {k: WalkTally(k) for k in WALKED_K}
+    walks = {walked: WalkTally(walked) for walked in WALKED_K if walked <= k}  # behind k nothing is known
+    spread_at_k = max(walked for walked in walks if walked <= SPREAD_K)
     positions = covered = 0
 
     def records() -> Iterator[AcceptanceRecord]:
@@ -64,7 +65,7 @@ def run(settings: Settings, report: Report) -> dict[str, Any]:
     if not requests:
         settings.out.unlink()
         raise ValueError(f"{settings.source}: holds no request")
-    spread = walks[SPREAD_K].facts()
+    spread = walks[spread_at_k].facts()
     return {
         "out": str(settings.out),
         "method": settings.method,
@@ -77,7 +78,7 @@ def run(settings: Settings, report: Report) -> dict[str, Any]:
         "tokens_per_step": {str(k): walk.facts().tokens_per_step for k, walk in walks.items()},
         "autocorrelation_lag1": spread.autocorrelation[0],
         "between_request_share": spread.between_request_share,
-        "spread_at_k": SPREAD_K,
+        "spread_at_k": spread_at_k,
         "ignored_fields": dict(sorted(pairs.ignored.items())),
     }
 
