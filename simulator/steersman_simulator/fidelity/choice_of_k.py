@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from steersman_controller.progress import Progress
 from steersman_policies.units import UNKNOWN_SEGMENT
+from steersman_policies.zoo import goodput
 from steersman_simulator.acceptance.by_position import by_position
 from steersman_simulator.fidelity.k_table import (
     Fit,
@@ -25,6 +26,8 @@ from steersman_simulator.truths.bundle import BundleSteps
 from steersman_simulator.workload.arrival import Arrival
 from steersman_simulator.world.chance import generator
 from steersman_simulator.world.shape import Shape
+
+TIE = goodput.Policy().tie
 
 LIMITS = {"median_error": 0.08, "p90_error": 0.15, "regret": 0.04}
 
@@ -136,7 +139,8 @@ def _row_errors(found: Sequence[Predicted]) -> dict[tuple[str, str, int, int], f
 
 
 def _choices(found: Sequence[Predicted]) -> list[dict[str, Any]]:
-    """For each data set, drafter and concurrency with several K: the simulated best and the measured one."""
+    """For each data set, drafter and concurrency with several K: the simulated best and the measured one. Of
+    those that tie, the smallest K is chosen, as `goodput` does."""
     groups: dict[Key, list[Predicted]] = {}
     for one in found:
         groups.setdefault((one.row.dataset, one.drafter, one.row.concurrency), []).append(one)
@@ -144,7 +148,8 @@ def _choices(found: Sequence[Predicted]) -> list[dict[str, Any]]:
     for (dataset, drafter, concurrency), ones in sorted(groups.items()):
         if len({one.row.k for one in ones}) < 2:
             continue
-        chosen = max(ones, key=lambda one: one.tokens_per_s).row
+        enough = (1.0 - TIE) * max(one.tokens_per_s for one in ones)
+        chosen = min((one.row for one in ones if one.tokens_per_s >= enough), key=lambda row: row.k)
         best = max(ones, key=lambda one: one.row.output_tokens_per_s).row
         out.append(
             {
