@@ -20,7 +20,7 @@ class ControllerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """How a controller learns and plans. The same in the sidecar and in the simulator."""
 
     mode: Literal["shadow", "steer"] = "shadow"
-    plan_interval_s: Seconds = 0.25
+    plan_interval_s: Seconds = 0.5
     context_edges: tuple[Count, ...] = (512, 2048)
     seed: Count = 0
     segmenter: Segmenter = Segmenter()

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numba
 import pytest
@@ -87,18 +88,21 @@ def test_a_sidecar_is_warm_before_it_listens(monkeypatch: pytest.MonkeyPatch, tm
     assert order == ["warm", "listens"]
 
 
-def test_no_folder_to_keep_it_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing can be written it is compiled each time."""
+@pytest.mark.parametrize("can_be_written", [True, False])
+def test_no_folder_to_keep_it_in(monkeypatch: pytest.MonkeyPatch, can_be_written: bool) -> None:
+    """Where the folder of the source cannot be written nothing is kept, also in no other folder."""
+    asked: list[bool] = []
 
-    def njit(function: object, *, cache: bool = False, **others: object) -> object:
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
+    def njit(function: Any, *, cache: bool = False, **others: object) -> Any:
+        asked.append(cache)
         return numba.njit(function, **others)
 
     monkeypatch.setattr(compiled_module, "njit", njit)
+    monkeypatch.setattr(compiled_module.os, "access", lambda *_: can_be_written)
 
     @compiled
     def twice(number: float) -> float:
         return 2.0 * number
 
     assert twice(4.0) == 8.0
+    assert asked == [can_be_written]

@@ -13,7 +13,7 @@ FORBIDDEN = {
     "steersman_controller.cli": ["numpy", "sklearn", "torch", "zmq", "pyarrow", "matplotlib", "simpy"],
     "steersman_controller.verbs": ["numpy", "sklearn", "torch", "zmq", "pyarrow"],
     "steersman_controller.train.verbs": ["numpy", "sklearn", "scipy", "duckdb", "pyarrow", "matplotlib"],
-    "steersman_controller.train.priors": ["sklearn", "scipy", "duckdb", "pyarrow", "torch", "zmq"],
+    "steersman_controller.train.priors": ["sklearn", "scipy.optimize", "duckdb", "pyarrow", "torch", "zmq"],
     "steersman_engine.verbs": ["numpy", "torch", "transformers", "zmq"],
     "steersman_engine.link": ["torch", "transformers", "numpy", "steersman_controller", "sklearn"],
     "steersman_engine.telemetry": ["torch", "transformers", "numpy", "zmq"],
