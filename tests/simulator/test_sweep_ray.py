@@ -5,6 +5,8 @@ import os
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -20,12 +22,18 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two workers for all tests of this file: Ray takes ten seconds to start."""
+    """Two workers for all tests of this file: Ray takes ten seconds to start. Of a cluster that is gone
+    Ray's note is still there."""
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed: pip install 'steersman[ray]'")
     from steersman_simulator.sweep.on_ray import workers
 
-    with pytest.MonkeyPatch.context() as patch:
+    # Paths of sockets must be short.
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory(prefix="ray") as folder:
+        note = Path(folder) / "ray" / "ray_current_cluster"
+        note.parent.mkdir()
+        note.write_text("127.0.0.1:1")
+        patch.setenv("RAY_TMPDIR", folder)
         # So that the workers find the module of made-up cells beside this file.
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
         with workers(2):

@@ -55,6 +55,7 @@ def _cluster(jobs: int) -> dict[str, Any]:
     if os.environ.get("RAY_ADDRESS"):
         return {}
     return {
+        "address": "local",  # else a cluster that somebody started here, or that is gone, is tried first
         "num_cpus": joblib.effective_n_jobs(jobs),
         "include_dashboard": False,
         "object_store_memory": _OBJECT_STORE_BYTES,
