@@ -29,7 +29,10 @@ def cluster() -> Iterator[Any]:
     from steersman_simulator.sweep.on_ray import workers
 
     # Paths of sockets must be short.
-    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory(prefix="ray") as folder:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder,
+    ):
         note = Path(folder) / "ray" / "ray_current_cluster"
         note.parent.mkdir()
         note.write_text("127.0.0.1:1")
