@@ -61,11 +61,6 @@ def _powers(keep: float) -> Array:
     return found
 
 
-def added_up(places: Counts, terms: Array, size: int) -> Array:
-    """Sums of terms by place, each added in the order of the terms."""
-    return np.asarray(np.bincount(places, terms, size), np.float64)
-
-
 def add_at(sums: Array, places: Counts, terms: Array) -> None:
     """Add terms to a contiguous array at flat places, one after the other."""
     np.add.at(sums.reshape(-1), places, terms)

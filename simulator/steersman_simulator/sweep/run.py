@@ -17,7 +17,6 @@ from steersman_simulator.sweep.cells import SEED, Cell, flat
 from steersman_simulator.sweep.results import CELL, ERROR, FAILED, OK, STATUS, Row
 
 Backend: TypeAlias = Literal["loky", "ray"]
-BACKENDS: tuple[Backend, ...] = ("loky", "ray")
 
 Run: TypeAlias = Callable[[Tree, Path], Mapping[str, Any]]
 """From a scenario and the folder of its paths to figures, a JSON tree. It must be importable by name."""
